@@ -1,0 +1,24 @@
+//! Numerics and performance of Gated DeltaNet (GDN): float64 recurrences, the chunked form under a precision policy,
+//! error metrics, measured records, tables and figures.
+//!
+//! Data flows one way: [`inputs`] -> ([`reference`] | [`chunked`] | [`peer`]) -> [`compare`] -> [`record`] ->
+//! [`table`] -> [`figure`]. Every implementation of an operator stands behind [`kernel::Kernel`].
+
+#![warn(missing_docs)]
+
+pub mod chunked;
+pub mod compare;
+pub mod error;
+pub mod figure;
+pub mod inputs;
+pub mod kernel;
+pub mod notebook;
+pub mod numerics;
+pub mod peer;
+pub mod precision;
+pub mod problem;
+pub mod record;
+pub mod reference;
+pub mod table;
+
+pub use error::{Error, Result};
