@@ -8,6 +8,7 @@ pub use gemm;
 pub use plotters;
 pub use polars;
 pub use polars_io;
+pub use pulp;
 pub use rayon;
 pub use resvg;
 pub use statrs;
