@@ -1,1 +1,16 @@
-//! In the making.
+//! Error metrics, the tolerances they are held to, and the report a person reads.
+//!
+//! [`compare`] measures one tensor, [`compare_call`] all that one call gave; [`tolerance`] is the one table of limits, and a
+//! [`Report`] puts both together.
+
+mod metrics;
+mod report;
+mod sum;
+mod tolerance;
+
+#[cfg(test)]
+mod tests;
+
+pub use metrics::{Comparison, Worst, compare, compare_call, compare_results};
+pub use report::{Report, Verdict};
+pub use tolerance::{Mode, TensorClass, Tolerance, mode, modes, tolerance};

@@ -1,0 +1,190 @@
+//! Metrics against values computed by hand, and the table against kernels that must pass or fail.
+
+use super::*;
+use crate::precision::{Format, Policy};
+use crate::problem::Tensor;
+
+fn vector(values: &[f64]) -> Tensor {
+    Tensor::new(&[values.len()], values.to_vec()).unwrap()
+}
+
+fn close(got: f64, expected: f64) {
+    assert!((got - expected).abs() <= 1e-12 * expected.abs(), "got {got:e}, expected {expected:e}");
+}
+
+#[test]
+fn metrics_are_those_computed_by_hand() {
+    // Errors 1, -1, 0, 2 of a reference with norm 10 and RMS 5.
+    let c = compare("o", &vector(&[3.0, 3.0, 4.0, 10.0]), &vector(&[2.0, 4.0, 4.0, 8.0])).unwrap();
+    assert_eq!((c.elements, c.nonfinite, c.max_abs, c.mean_abs), (4, 0, 2.0, 1.0));
+    close(c.max_rel, 0.25);
+    close(c.rel_rms, 6f64.sqrt() / 10.0);
+    close(c.cosine, (6.0 + 12.0 + 16.0 + 80.0) / (134f64.sqrt() * 10.0));
+    close(c.bias, 0.5 / 5.0);
+    close(c.max_expected, 8.0);
+    close(c.rms_expected, 5.0);
+    assert_eq!(c.worst, Some(Worst { index: vec![3], got: 10.0, expected: 8.0 }));
+    // t = 0.5 / (sqrt(5/3) / 2) = sqrt(3/5); with 3 degrees of freedom
+    // p = 1 - (2/pi) (atan(t/sqrt 3) + (t/sqrt 3) / (1 + t^2/3)).
+    let x = (0.6f64 / 3.0).sqrt();
+    let p = 1.0 - std::f64::consts::FRAC_2_PI * (x.atan() + x / (1.0 + x * x));
+    assert!((c.bias_p - p).abs() < 1e-9, "got {}, expected {p}", c.bias_p);
+}
+
+#[test]
+fn an_exact_match_is_zero_everywhere() {
+    let x = vector(&[1.0, -2.0, 1e-300]);
+    let c = compare("o", &x, &x).unwrap();
+    assert_eq!((c.max_rel, c.rel_rms, c.mean_abs, c.bias, c.bias_p, c.worst), (0.0, 0.0, 0.0, 0.0, 1.0, None));
+    close(c.cosine, 1.0);
+}
+
+#[test]
+fn nan_is_counted_found_and_never_passes() {
+    for (got, expected) in [([1.0, f64::NAN, 3.0], [1.0, 2.0, 3.5]), ([1.0, 2.0, 3.0], [1.0, f64::NAN, 3.5])] {
+        let c = compare("o", &vector(&got), &vector(&expected)).unwrap();
+        assert_eq!((c.nonfinite, c.max_abs), (1, 0.5));
+        assert_eq!(c.worst.as_ref().map(|worst| worst.index.clone()), Some(vec![1]));
+        assert!(!Verdict::new(c, "bf16").unwrap().pass);
+    }
+    let both = compare("o", &vector(&[f64::NAN]), &vector(&[f64::NAN])).unwrap();
+    assert_eq!(both.nonfinite, 1);
+}
+
+#[test]
+fn infinities_agree_only_with_themselves() {
+    let infinite = vector(&[f64::INFINITY, 1.0]);
+    let same = compare("o", &infinite, &infinite).unwrap();
+    assert_eq!((same.nonfinite, same.max_rel, same.max_expected), (0, 0.0, 1.0));
+    for other in [f64::NEG_INFINITY, f64::MAX, f64::NAN] {
+        assert_eq!(compare("o", &vector(&[other, 1.0]), &infinite).unwrap().nonfinite, 1);
+        assert_eq!(compare("o", &infinite, &vector(&[other, 1.0])).unwrap().nonfinite, 1);
+    }
+}
+
+#[test]
+fn a_reference_of_zeros_accepts_zeros_alone() {
+    let zeros = Tensor::zeros(&[3]);
+    let exact = compare("dq", &zeros, &zeros).unwrap();
+    assert_eq!((exact.max_rel, exact.rel_rms, exact.cosine), (0.0, 0.0, 1.0));
+    let off = compare("dq", &vector(&[0.0, 1e-9, 0.0]), &zeros).unwrap();
+    assert_eq!((off.max_rel, off.rel_rms, off.cosine), (f64::INFINITY, f64::INFINITY, 0.0));
+    assert!(Verdict::new(exact, "fp32").unwrap().pass && !Verdict::new(off, "fp32").unwrap().pass);
+}
+
+#[test]
+fn empty_tensors_agree() {
+    let empty = Tensor::zeros(&[1, 0, 2, 4]);
+    let c = compare("o", &empty, &empty).unwrap();
+    assert_eq!((c.elements, c.max_rel, c.rel_rms, c.mean_abs, c.cosine, c.bias_p), (0, 0.0, 0.0, 0.0, 1.0, 1.0));
+    assert!(Verdict::new(c, "fp64").unwrap().pass);
+}
+
+#[test]
+fn other_shapes_are_refused_in_words() {
+    let error = compare("o", &Tensor::zeros(&[2, 3]), &Tensor::zeros(&[3, 2])).unwrap_err().to_string();
+    assert_eq!(error, "tensor 'o': expected shape [3, 2], got [2, 3]");
+}
+
+#[test]
+fn extreme_magnitudes_neither_overflow_nor_vanish() {
+    for scale in [1e-300, 1e300] {
+        let c = compare("o", &vector(&[1.01 * scale, -scale]), &vector(&[scale, -scale])).unwrap();
+        assert!((c.max_rel - 0.01).abs() < 1e-12 && (c.rel_rms - 0.01 / 2f64.sqrt()).abs() < 1e-12, "{c}");
+        assert!((c.cosine - 1.0).abs() < 1e-4, "{c}");
+    }
+}
+
+#[test]
+fn a_bias_shows_in_its_p_value() {
+    let truth = Tensor::filled(&[1000], 1.0);
+    let alternating: Vec<f64> = (0..1000).map(|i| if i % 2 == 0 { 1.001 } else { 0.999 }).collect();
+    let shifted: Vec<f64> = alternating.iter().map(|x| x + 2e-4).collect();
+    let unbiased = compare("o", &vector(&alternating), &truth).unwrap();
+    let biased = compare("o", &vector(&shifted), &truth).unwrap();
+    assert!(unbiased.bias_p > 0.99 && unbiased.bias.abs() < 1e-15, "{unbiased}");
+    assert!(biased.bias_p < 1e-9 && (biased.bias - 2e-4).abs() < 1e-12, "{biased}");
+    let constant = compare("o", &Tensor::filled(&[10], 1.5), &Tensor::filled(&[10], 1.0)).unwrap();
+    assert_eq!(constant.bias_p, 0.0);
+}
+
+#[test]
+fn axes_have_their_names() {
+    let worst = Worst { index: vec![0, 12, 1, 3], got: 0.5, expected: 0.25 };
+    assert!(worst.describe("dq").starts_with("(b=0, t=12, h=1, d=3): got 5.0"), "{}", worst.describe("dq"));
+    assert!(worst.describe("dh0").starts_with("(n=0, h=12, k=1, v=3)"));
+    let gate = Worst { index: vec![1, 2, 3], got: 0.5, expected: 0.25 };
+    assert!(gate.describe("dbeta").starts_with("(b=1, t=2, h=3)"));
+}
+
+#[test]
+fn every_mode_has_limits_for_every_class() {
+    for mode in modes() {
+        for class in TensorClass::ALL {
+            let t = tolerance(mode.name, class).unwrap();
+            assert!(t.rel_rms() <= t.max_rel() && t.rel_rms() > t.unit_roundoff() / 5.0, "{t:?}");
+            assert!(!t.reason.is_empty());
+        }
+    }
+    for (name, _) in Policy::presets() {
+        assert!(mode(name).is_ok(), "no tolerance for the preset {name}");
+    }
+    assert!(mode("fp8").unwrap_err().to_string().contains("expected one of fp64, fp32"));
+}
+
+/// Published maxima of a library that is known to be right in each of its modes.
+#[test]
+fn published_errors_of_a_right_kernel_pass_in_their_mode_and_in_no_stricter_one() {
+    let csv = include_str!("../../../data/published/day01_gb10_fla_0.5.2_max_rel.csv");
+    let rows = csv.lines().filter(|line| !line.starts_with('#')).skip(1);
+    for row in rows {
+        let fields: Vec<&str> = row.split(',').collect();
+        let (tensor, max_rel) = (fields[4], fields[5].parse::<f64>().unwrap());
+        let (own, stricter) = match fields[0] {
+            "bf16" => ("bf16", None),
+            "tf32" => ("tf32", Some("fp32-tf32-solve")),
+            _ => ("fp32-tf32-solve", Some("fp32")),
+        };
+        let class = TensorClass::of(tensor).unwrap();
+        assert!(max_rel <= tolerance(own, class).unwrap().max_rel(), "{row}");
+        if let Some(stricter) = stricter {
+            assert!(max_rel > tolerance(stricter, class).unwrap().max_rel(), "{row}");
+        }
+    }
+}
+
+/// Values over five binades, so that every mantissa occurs.
+fn spread(n: usize) -> Vec<f64> {
+    (0..n).map(|i| (f64::from(i as u32) * 0.618_033_988_75).fract() * if i % 3 == 0 { -4.0 } else { 3.0 }).collect()
+}
+
+#[test]
+fn a_result_that_went_through_a_narrower_format_does_not_pass() {
+    let truth = vector(&spread(20_000));
+    let pass = |stored: Format, mode: &str| {
+        let mut rounded = truth.clone();
+        rounded.round_to(stored);
+        Verdict::new(compare("o", &rounded, &truth).unwrap(), mode).unwrap().pass
+    };
+    assert!(pass(Format::F32, "fp32") && pass(Format::Tf32, "tf32") && pass(Format::F16, "fp16"));
+    assert!(pass(Format::Bf16, "bf16") && pass(Format::Bf16, "f16-internals"));
+    assert!(!pass(Format::F32, "fp64"));
+    assert!(!pass(Format::Tf32, "fp32") && !pass(Format::Bf16, "fp32"));
+    assert!(!pass(Format::Bf16, "tf32") && !pass(Format::Bf16, "fp16"));
+}
+
+#[test]
+fn the_report_names_tensor_element_values_and_limits() {
+    let truth = Tensor::filled(&[1, 4, 2, 8], 1.0);
+    let mut wrong = truth.clone();
+    wrong.data[8 + 3] = 1.5;
+    let comparisons = vec![compare("o", &wrong, &truth).unwrap(), compare("dq", &truth, &truth).unwrap()];
+    let report = Report::new(comparisons, "bf16").unwrap();
+    assert!(!report.pass);
+    let text = report.to_string();
+    for part in
+        ["FAIL", "ok", "(b=0, t=0, h=1, d=3): got 1.5", "expected 1.0", "limit 3.12e-2", "128", "tolerance bf16"]
+    {
+        assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+    }
+}
