@@ -38,7 +38,9 @@ pub trait Kernel: Send + Sync {
 
 /// Every kernel of this build, the ground truth first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {
-    Vec::new()
+    let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(crate::reference::Reference)];
+    all.extend(crate::chunked::Chunked::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
+    all
 }
 
 /// The kernel called `name`.

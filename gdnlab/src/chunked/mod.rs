@@ -1,1 +1,213 @@
-//! In the making.
+//! The chunked (WY) form of the gated delta rule on the CPU, under a [`Policy`].
+//!
+//! With `G` the cumulative log decay in a chunk of C tokens, `E_ij = e^{G_i - G_j}` and `S` the state before it:
+//!
+//! ```text
+//! L_ij = sum_d (b*k)_id k_jd E_ijd   (i > j)          P_ij = s sum_d q_id k_jd E_ijd   (i >= j)
+//! R = w*v - ((b*k)*e^G) S                             (I + L) U = R
+//! o = s (q*e^G) S + P U                               S_C = Diag(e^{G_C}) S + (k*e^{G_C - G})^T U
+//! ```
+//!
+//! The arithmetic runs in binary32 where the policy fits into it and in binary64 otherwise; whatever the policy keeps
+//! in a narrower format is rounded there. The backward keeps the state before each chunk and recomputes the rest.
+
+mod backward;
+mod chunk;
+mod decay;
+mod engine;
+mod matrix;
+
+use crate::heads::{self, Head, HeadGateGrads, HeadGrads, HeadOutputs};
+use crate::kernel::Kernel;
+use crate::precision::{Format, Intermediate, Policy};
+use crate::problem::{Inputs, Op, Results};
+use crate::{Error, Result};
+use backward::ChunkGrads;
+use chunk::Chunk;
+use engine::Engine;
+use matrix::{Matrix, Real};
+
+/// Chunk sizes that are accepted.
+pub const CHUNK_SIZES: [usize; 4] = [16, 32, 64, 128];
+
+/// The chunked form with a chunk size and a policy.
+///
+/// ```
+/// use gdnlab::{chunked::Chunked, inputs::{self, Regime}, kernel::Kernel, precision::Policy, problem::{Op, Shape}};
+/// let inputs = inputs::generate(Op::Gdn, &Shape::new(100, 2, 16, 32), Regime::Gaussian, 1)?;
+/// let results = Chunked::new("mine", Policy::bf16(), 64)?.forward(&inputs.rounded_to(Policy::bf16().inputs))?;
+/// assert_eq!(results.outputs.final_state.dims, [1, 2, 16, 32]);
+/// # Ok::<(), gdnlab::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Chunked {
+    name: String,
+    policy: Policy,
+    chunk: usize,
+}
+
+impl Chunked {
+    /// A chunked kernel called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where `chunk` is none of [`CHUNK_SIZES`].
+    pub fn new(name: &str, policy: Policy, chunk: usize) -> Result<Self> {
+        if !CHUNK_SIZES.contains(&chunk) {
+            return Err(Error::input(format!("chunk size {chunk}: expected one of 16, 32, 64, 128")));
+        }
+        Ok(Self { name: name.to_owned(), policy, chunk })
+    }
+
+    /// One kernel for each of [`Policy::presets`], with chunks of 64: `cpu-chunk-` and the preset's name.
+    pub fn presets() -> Vec<Self> {
+        Policy::presets()
+            .into_iter()
+            .map(|(name, policy)| Self { name: format!("cpu-chunk-{name}"), policy, chunk: 64 })
+            .collect()
+    }
+
+    /// The policy that this kernel follows.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Tokens per chunk.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    fn run(&self, inputs: &Inputs, backward: bool) -> Result<Results> {
+        if self.policy.fits_f32() {
+            heads::run(inputs, backward, |head, out, grads| self.run_head::<f32>(head, out, grads))
+        } else {
+            heads::run(inputs, backward, |head, out, grads| self.run_head::<f64>(head, out, grads))
+        }
+    }
+
+    fn run_head<T: Real>(&self, head: &Head<'_>, mut out: HeadOutputs<'_>, grads: Option<HeadGrads<'_, '_>>) {
+        let engine = Engine { policy: &self.policy };
+        let (k, v) = (head.key_dim(), head.value_dim());
+        let mut state = state_from::<T>(head.initial_state(), k, v);
+        let mut kept = Vec::new();
+        for first in (0..head.tokens()).step_by(self.chunk) {
+            let chunk = Chunk::<T>::load(&engine, head, first..head.tokens().min(first + self.chunk));
+            if grads.is_some() {
+                kept.push(state.clone());
+            }
+            let solved = chunk.solve(&engine, &state);
+            copy_rows(&chunk.output(&engine, &solved), &mut out.o[first..]);
+            chunk.advance(&engine, &solved, &mut state);
+        }
+        copy_out(&engine.keep(Intermediate::FinalState, state), out.final_state);
+        if let Some(grads) = grads {
+            self.backward_head(&engine, head, kept, grads);
+        }
+    }
+
+    fn backward_head<T: Real>(
+        &self,
+        engine: &Engine<'_>,
+        head: &Head<'_>,
+        mut kept: Vec<Matrix<T>>,
+        mut grads: HeadGrads<'_, '_>,
+    ) {
+        let (k, v) = (head.key_dim(), head.value_dim());
+        let mut d_state = state_from::<T>(head.d_final_state(), k, v);
+        while let Some(before) = kept.pop() {
+            let first = kept.len() * self.chunk;
+            let range = first..head.tokens().min(first + self.chunk);
+            let chunk = Chunk::<T>::load(engine, head, range.clone());
+            let d_o = Matrix::from_rows(range.len(), v, |i| head.d_o(first + i).unwrap_or_default());
+            let solved = chunk.solve(engine, &before);
+            let chunk_grads = chunk.backward(engine, &solved, &before, &d_o, &mut d_state);
+            store(engine, &chunk_grads, first, &mut grads);
+        }
+        copy_out(&engine.keep(Intermediate::StateGrad, d_state), grads.dh0);
+    }
+}
+
+fn state_from<T: Real>(state: Option<&[f64]>, k: usize, v: usize) -> Matrix<T> {
+    state.map_or_else(|| Matrix::zeros(k, v), |state| Matrix::from_rows(k, v, |i| &state[i * v..(i + 1) * v]))
+}
+
+fn copy_out<T: Real>(from: &Matrix<T>, to: &mut [f64]) {
+    to.iter_mut().zip(&from.data).for_each(|(x, y)| *x = y.to_f64());
+}
+
+fn copy_rows<T: Real>(from: &Matrix<T>, to: &mut [&mut [f64]]) {
+    for (i, row) in to.iter_mut().enumerate().take(from.rows) {
+        row.iter_mut().zip(from.row(i)).for_each(|(x, y)| *x = y.to_f64());
+    }
+}
+
+fn store<T: Real>(engine: &Engine<'_>, chunk: &ChunkGrads<T>, first: usize, grads: &mut HeadGrads<'_, '_>) {
+    add_rows(&chunk.dq, &mut grads.dq[first..]);
+    add_rows(&chunk.dk, &mut grads.dk[first..]);
+    copy_rows(&chunk.dv, &mut grads.dv[first..]);
+    copy_rows(&chunk.dg, &mut grads.dg[first..]);
+    match &mut grads.gates {
+        HeadGateGrads::Gdn { dbeta } => {
+            let mut sum = chunk.d_erase.clone();
+            sum.add_assign(&chunk.d_write);
+            copy_rows(&engine.keep(Intermediate::GateGrads, sum), &mut dbeta[first..]);
+        }
+        HeadGateGrads::Gdn2 { db, dw } => {
+            copy_rows(&chunk.d_erase, &mut db[first..]);
+            copy_rows(&chunk.d_write, &mut dw[first..]);
+        }
+    }
+}
+
+/// Adds to rows that the value heads of a group share.
+fn add_rows<T: Real>(from: &Matrix<T>, to: &mut [&mut [f64]]) {
+    for (i, row) in to.iter_mut().enumerate().take(from.rows) {
+        row.iter_mut().zip(from.row(i)).for_each(|(x, y)| *x += y.to_f64());
+    }
+}
+
+impl Kernel for Chunked {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn summary(&self) -> String {
+        let [gate, u, output] =
+            [Intermediate::GateCumsum, Intermediate::U, Intermediate::Output].map(|kept| self.policy.format(kept));
+        format!("chunked form, chunk {}: inputs {}, U {u}, gates {gate}, output {output}", self.chunk, self.policy.inputs)
+    }
+
+    fn needs(&self) -> &'static str {
+        "a CPU"
+    }
+
+    fn ops(&self) -> &'static [Op] {
+        &Op::ALL
+    }
+
+    fn mode(&self) -> &'static str {
+        match self.policy.inputs {
+            Format::F64 => "fp64",
+            Format::Bf16 => "bf16",
+            Format::F16 => "fp16",
+            Format::Tf32 => "tf32",
+            Format::F32 => {
+                let narrow = crate::precision::Product::ALL
+                    .iter()
+                    .any(|&product| !self.policy.product(product).operands.contains(Format::F32));
+                if narrow { "tf32" } else { "fp32" }
+            }
+        }
+    }
+
+    fn input_format(&self) -> Format {
+        self.policy.inputs
+    }
+
+    fn forward(&self, inputs: &Inputs) -> Result<Results> {
+        self.run(inputs, false)
+    }
+
+    fn backward(&self, inputs: &Inputs) -> Result<Results> {
+        self.run(inputs, true)
+    }
+}
