@@ -175,6 +175,19 @@ impl Tensor {
         Ok(Self { dims: dims.to_vec(), data })
     }
 
+    /// Refuses any shape but `dims`, and non-finite values. `name` is the word for this tensor in the message.
+    pub(crate) fn expect(&self, name: &str, dims: &[usize]) -> Result<()> {
+        if self.dims != dims {
+            return Err(Error::input(format!("tensor '{name}': expected shape {dims:?}, got {:?}", self.dims)));
+        }
+        let elements: usize = dims.iter().product();
+        if self.data.len() != elements {
+            let held = self.data.len();
+            return Err(Error::input(format!("tensor '{name}': shape {dims:?} needs {elements} elements, got {held}")));
+        }
+        check_finite(name, self)
+    }
+
     /// Rounds every element to `format`, in place.
     pub fn round_to(&mut self, format: Format) {
         format.round_slice(&mut self.data);
@@ -276,10 +289,7 @@ impl Inputs {
 
     /// Where each sequence lies on the flattened token axis `B * T`.
     pub fn sequence_ranges(&self) -> Vec<Range<usize>> {
-        match &self.cu_seqlens {
-            Some(cu) => cu.windows(2).map(|w| w[0]..w[1]).collect(),
-            None => (0..self.shape.batch).map(|b| b * self.shape.tokens..(b + 1) * self.shape.tokens).collect(),
-        }
+        ranges(self.cu_seqlens.as_deref(), self.shape.batch, self.shape.tokens)
     }
 
     /// Every tensor with its name in tensor files, in a fixed order.
@@ -289,8 +299,7 @@ impl Inputs {
             Gates::Gdn { g, beta } => all.extend([("g", g), ("beta", beta)]),
             Gates::Gdn2 { g, b, w } => all.extend([("g", g), ("b", b), ("w", w)]),
         }
-        let optional =
-            [("initial_state", &self.initial_state), ("do", &self.d_o), ("dht", &self.d_final_state)];
+        let optional = [("initial_state", &self.initial_state), ("do", &self.d_o), ("dht", &self.d_final_state)];
         all.extend(optional.into_iter().filter_map(|(name, tensor)| Some((name, tensor.as_ref()?))));
         all
     }
@@ -325,7 +334,9 @@ impl Inputs {
     /// Returns warnings about inputs that can be computed but are rarely meant, such as a positive `g`.
     pub fn validate(&self) -> Result<Vec<String>> {
         self.shape.validate()?;
-        self.validate_cu_seqlens()?;
+        if let Some(cu) = &self.cu_seqlens {
+            validate_cu_seqlens(cu, self.shape.batch, self.shape.tokens)?;
+        }
         if !self.scale.is_finite() {
             return Err(Error::input(format!("scale = {}: expected a finite number", self.scale)));
         }
@@ -360,33 +371,46 @@ impl Inputs {
             (_, Gates::Gdn2 { .. }) => shape.channel_gate_dims().to_vec(),
         }
     }
+}
 
-    fn validate_cu_seqlens(&self) -> Result<()> {
-        let Some(cu) = &self.cu_seqlens else { return Ok(()) };
-        let Shape { batch, tokens, .. } = self.shape;
-        if batch != 1 {
-            return Err(Error::input(format!("cu_seqlens packs sequences into one row: expected B = 1, got {batch}")));
-        }
-        if cu.len() < 2 {
-            return Err(Error::input(format!(
-                "cu_seqlens has {} entries: expected N + 1, at least 2 (0 and T = {tokens})",
-                cu.len()
-            )));
-        }
-        if let Some(at) = cu.windows(2).position(|w| w[0] > w[1]) {
-            return Err(Error::input(format!(
-                "cu_seqlens is not monotone: entry {at} is {}, entry {} is {}",
-                cu[at],
-                at + 1,
-                cu[at + 1]
-            )));
-        }
-        let (first, last) = (cu[0], cu[cu.len() - 1]);
-        if first != 0 || last != tokens {
-            return Err(Error::input(format!("cu_seqlens runs from {first} to {last}: expected 0 to T = {tokens}")));
-        }
-        Ok(())
+/// Where each sequence lies on the flattened token axis `B * T`, after checking `cu_seqlens` where there is one.
+pub(crate) fn sequence_ranges(cu: Option<&[usize]>, batch: usize, tokens: usize) -> Result<Vec<Range<usize>>> {
+    if let Some(cu) = cu {
+        validate_cu_seqlens(cu, batch, tokens)?;
     }
+    Ok(ranges(cu, batch, tokens))
+}
+
+fn ranges(cu: Option<&[usize]>, batch: usize, tokens: usize) -> Vec<Range<usize>> {
+    match cu {
+        Some(cu) => cu.windows(2).map(|w| w[0]..w[1]).collect(),
+        None => (0..batch).map(|b| b * tokens..(b + 1) * tokens).collect(),
+    }
+}
+
+fn validate_cu_seqlens(cu: &[usize], batch: usize, tokens: usize) -> Result<()> {
+    if batch != 1 {
+        return Err(Error::input(format!("cu_seqlens packs sequences into one row: expected B = 1, got {batch}")));
+    }
+    if cu.len() < 2 {
+        return Err(Error::input(format!(
+            "cu_seqlens has {} entries: expected N + 1, at least 2 (0 and T = {tokens})",
+            cu.len()
+        )));
+    }
+    if let Some(at) = cu.windows(2).position(|w| w[0] > w[1]) {
+        return Err(Error::input(format!(
+            "cu_seqlens is not monotone: entry {at} is {}, entry {} is {}",
+            cu[at],
+            at + 1,
+            cu[at + 1]
+        )));
+    }
+    let (first, last) = (cu[0], cu[cu.len() - 1]);
+    if first != 0 || last != tokens {
+        return Err(Error::input(format!("cu_seqlens runs from {first} to {last}: expected 0 to T = {tokens}")));
+    }
+    Ok(())
 }
 
 fn check_finite(name: &str, tensor: &Tensor) -> Result<()> {

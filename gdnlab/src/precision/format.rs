@@ -82,8 +82,7 @@ impl Format {
     /// Whether every value of `other` is a value of `self`.
     pub fn contains(self, other: Self) -> bool {
         self.fraction_bits() >= other.fraction_bits()
-            && self.min_exponent() - self.fraction_bits() as i32
-                <= other.min_exponent() - other.fraction_bits() as i32
+            && self.min_exponent() - self.fraction_bits() as i32 <= other.min_exponent() - other.fraction_bits() as i32
             && self.max_exponent() >= other.max_exponent()
     }
 

@@ -3,8 +3,11 @@
 pub mod attention;
 pub mod conv;
 pub mod gate;
+mod matrix;
 pub mod norm;
 mod recurrence;
+#[cfg(test)]
+mod testing;
 
 use crate::kernel::Kernel;
 use crate::precision::Format;
