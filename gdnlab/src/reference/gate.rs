@@ -261,8 +261,8 @@ mod tests {
 
     #[test]
     fn slopes_equal_differences() {
-        let x = Tensor::new(&[9], vec![-30.0, -5.0, -1.278, -0.1, 0.0, 0.3, 2.0, 7.0, 30.0]).unwrap();
         type Function = fn(f64) -> f64;
+        let x = Tensor::new(&[9], vec![-30.0, -5.0, -1.278, -0.1, 0.0, 0.3, 2.0, 7.0, 30.0]).unwrap();
         let functions: [(&str, Function, Function); 4] = [
             ("sigmoid", sigmoid, sigmoid_slope),
             ("softplus", softplus, sigmoid),
@@ -270,8 +270,7 @@ mod tests {
             ("silu", silu, silu_slope),
         ];
         for (name, function, slope) in functions {
-            let map =
-                |f: fn(f64) -> f64, x: &Tensor| Tensor::new(&x.dims, x.data.iter().map(|&x| f(x)).collect()).unwrap();
+            let map = |f: Function, x: &Tensor| Tensor::new(&x.dims, x.data.iter().map(|&x| f(x)).collect()).unwrap();
             let ones = Tensor::filled(&x.dims, 1.0);
             check_gradient(name, &x, &map(slope, &x), |x| Loss::new(&map(function, x), &ones));
         }
