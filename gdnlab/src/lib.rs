@@ -10,6 +10,7 @@ pub mod chunked;
 pub mod compare;
 pub mod error;
 pub mod figure;
+mod file;
 mod heads;
 pub mod inputs;
 pub mod kernel;

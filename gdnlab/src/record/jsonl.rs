@@ -1,0 +1,223 @@
+//! Records in and out of JSON Lines files.
+
+use super::{Record, SCHEMA};
+use crate::file::write_atomic;
+use crate::{Error, Result};
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Numbers of two records that differ by no more than this, relatively, are the same measurement: what a decimal
+/// number may lose on its way through a file, and far below any error metric's meaning.
+const SAME_NUMBER: f64 = 1e-12;
+
+/// One line of JSON per record.
+///
+/// # Errors
+/// [`Error::Input`] where a record cannot be written as JSON.
+pub fn to_json_lines(records: &[Record]) -> Result<String> {
+    let mut text = String::new();
+    for record in records {
+        text += &serde_json::to_string(record)
+            .map_err(|error| Error::input(format!("record cannot be written as JSON: {error}")))?;
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The records of `text`, whose name in error messages is `origin`.
+///
+/// # Errors
+/// [`Error::Input`] with the line's number and what was expected: for broken JSON, another schema version, a missing,
+/// unknown or mistyped field, and a last line that was cut short.
+pub fn parse(text: &str, origin: &Path) -> Result<Vec<Record>> {
+    let cut_short = !text.is_empty() && !text.ends_with('\n');
+    let last = text.lines().count();
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(index, line)| {
+            parse_line(line).map_err(|problem| {
+                let number = index + 1;
+                let hint = if cut_short && number == last {
+                    "; it is the last line and has no newline, so it was probably cut short: remove it or restore the file"
+                } else {
+                    ""
+                };
+                Error::input(format!("{}:{number}: {problem}{hint}", origin.display()))
+            })
+        })
+        .collect()
+}
+
+/// A record, or what is wrong with the line.
+fn parse_line(line: &str) -> Result<Record, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| format!("expected one JSON object, {error}"))?;
+    let Value::Object(fields) = &value else {
+        return Err(format!("expected a JSON object with the fields of one record, got {value}"));
+    };
+    match fields.get("schema").map(|schema| (schema, schema.as_u64())) {
+        Some((_, Some(version))) if version == u64::from(SCHEMA) => {}
+        Some((found, _)) => {
+            return Err(format!(
+                "this version of gdnlab reads records of schema {SCHEMA}, but the line says {found}: read it with the version that wrote it"
+            ));
+        }
+        None => return Err(format!("expected the field `schema` (now {SCHEMA}): is this a file of records?")),
+    }
+    let record: Record = serde_json::from_value(value.clone()).map_err(|error| format!("not a record: {error}"))?;
+    let known = serde_json::to_value(&record).map_err(|error| error.to_string())?;
+    match fields.iter().find(|(name, value)| !value.is_null() && known.get(name.as_str()).is_none()) {
+        Some((name, _)) => Err(format!("field `{name}` does not belong to a record of this kind")),
+        None => Ok(record),
+    }
+}
+
+/// The records of a file.
+///
+/// # Errors
+/// [`Error::Io`] where it cannot be read, otherwise as [`parse`].
+pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
+    let path = path.as_ref();
+    let bytes = std::fs::read(path).map_err(|error| Error::io(path, error))?;
+    parse(text_of(&bytes, path)?, path)
+}
+
+/// The records of every `*.jsonl` of a folder, files in the order of their names.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_dir(folder: impl AsRef<Path>) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    for path in record_files(folder.as_ref(), "")? {
+        records.append(&mut read(path)?);
+    }
+    Ok(records)
+}
+
+/// Writes a new file of records: either all of it is there afterwards, or nothing.
+///
+/// # Errors
+/// [`Error::Input`] where the file exists already (records are never edited: [`append`] to it), [`Error::Io`] where it
+/// cannot be written.
+pub fn write(path: impl AsRef<Path>, records: &[Record]) -> Result<()> {
+    let path = path.as_ref();
+    if path.exists() {
+        return Err(Error::input(format!(
+            "{}: exists already, and records are never edited afterwards: append to it, or choose another name",
+            path.display()
+        )));
+    }
+    write_atomic(path, to_json_lines(records)?.as_bytes())
+}
+
+/// Adds records to a file, which is created where it does not exist. The rows that it holds are never touched, other
+/// processes that append at the same time are waited for, and a write that fails is undone.
+///
+/// # Errors
+/// [`Error::Input`] where what the file holds is not a list of whole records, [`Error::Io`] where it cannot be written.
+pub fn append(path: impl AsRef<Path>, records: &[Record]) -> Result<()> {
+    let path = path.as_ref();
+    let mut lines = to_json_lines(records)?;
+    let io = |error| Error::io(path, error);
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io)?;
+    file.lock().map_err(io)?;
+    let mut held = Vec::new();
+    file.read_to_end(&mut held).map_err(io)?;
+    let held = text_of(&held, path)?;
+    parse(held, path)?;
+    if !held.is_empty() && !held.ends_with('\n') {
+        lines.insert(0, '\n');
+    }
+    add_bytes(&mut file, lines.as_bytes()).map_err(io)
+}
+
+/// Appends all of `bytes`, or none of them.
+fn add_bytes(file: &mut File, bytes: &[u8]) -> std::io::Result<()> {
+    let length = file.seek(SeekFrom::End(0))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).inspect_err(|_| {
+        // The first error is the one to report, whether or not the undo succeeds.
+        let _ = file.set_len(length);
+    })
+}
+
+/// Puts `records` into `folder` as `<suite>_<machine>_<date>.jsonl` and returns the file that holds them.
+///
+/// A repeated measurement that gave the same numbers adds nothing: the file that holds it already is returned.
+///
+/// # Errors
+/// [`Error::Input`] where there are no records or they name no time, otherwise as [`append`].
+pub fn keep(folder: impl AsRef<Path>, suite: &str, records: &[Record]) -> Result<PathBuf> {
+    let folder = folder.as_ref();
+    let Some(environment) = records.first().map(|record| &record.environment) else {
+        return Err(Error::input(format!("no records to keep for '{suite}'")));
+    };
+    let Some(date) = environment.date() else {
+        return Err(Error::input(format!("records of '{suite}' have no `utc`, which names their file")));
+    };
+    std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
+    let stem = format!("{suite}_{}_", environment.machine.slug());
+    for path in record_files(folder, &stem)? {
+        let held = read(&path)?;
+        if held.windows(records.len()).any(|window| window.iter().zip(records).all(|(a, b)| same_measurement(a, b))) {
+            return Ok(path);
+        }
+    }
+    let path = folder.join(format!("{stem}{date}.jsonl"));
+    append(&path, records)?;
+    Ok(path)
+}
+
+/// Whether both records say the same but for when and from which commit.
+fn same_measurement(a: &Record, b: &Record) -> bool {
+    let content = |record: &Record| {
+        let mut record = record.clone();
+        let machine = record.environment.machine;
+        record.environment = super::Environment { machine, ..Default::default() };
+        serde_json::to_value(record).ok()
+    };
+    content(a).zip(content(b)).is_some_and(|(a, b)| same_value(&a, &b))
+}
+
+fn same_value(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => {
+            a == b || {
+                let (a, b) = (a.as_f64().unwrap_or(f64::NAN), b.as_f64().unwrap_or(f64::NAN));
+                (a - b).abs() <= SAME_NUMBER * a.abs().max(b.abs())
+            }
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| same_value(value, other)))
+        }
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_value(a, b)),
+        _ => a == b,
+    }
+}
+
+/// The `*.jsonl` files of `folder` whose names begin with `stem`, sorted.
+fn record_files(folder: &Path, stem: &str) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).map_err(|error| Error::io(folder, error))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| Error::io(folder, error))?.path();
+        let named = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(stem));
+        if named && path.extension().is_some_and(|extension| extension == "jsonl") && path.is_file() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn text_of<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let line = bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
+        Error::input(format!("{}:{line}: expected JSON Lines in UTF-8, got other bytes", path.display()))
+    })
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

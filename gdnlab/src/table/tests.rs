@@ -1,0 +1,198 @@
+use super::*;
+use crate::problem::{Op, Shape};
+use crate::record::{Environment, Errors, Measurement, Precision, Workload};
+use std::path::Path;
+
+const TENSORS: [&str; 7] = ["o", "final_state", "dq", "dk", "dv", "dg", "dbeta"];
+
+/// Errors of `mode` at every tensor and T = 256, 1024, 4096, by a formula of the tensor's index and log2(T).
+fn records(mode: &str, error: impl Fn(usize, f64) -> f64) -> Vec<Record> {
+    let mut records = Vec::new();
+    for tokens in [256usize, 1024, 4096] {
+        for (index, tensor) in TENSORS.iter().enumerate() {
+            let workload = Workload::new(Op::Gdn, &Shape::new(tokens, 2, 64, 128)).kernel("cpu", mode);
+            let errors = Errors {
+                tensor: (*tensor).to_owned(),
+                max_rel: Some(error(index, (tokens as f64).log2())),
+                ..Errors::default()
+            };
+            records.push(Record::new(&Environment::detect(), &workload, Measurement::Numerics(errors)));
+        }
+    }
+    records
+}
+
+fn value(table: &DataFrame, column: &str, row: usize) -> f64 {
+    table.column(column).unwrap().f64().unwrap().get(row).unwrap()
+}
+
+fn published_folder() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../data/published"))
+}
+
+#[test]
+fn every_field_of_a_record_becomes_a_column() {
+    let table = frame(&records("bf16", |_, _| 1e-3)).unwrap();
+    assert_eq!(table.height(), 21);
+    for name in ["schema", "kind", "T", "K", "V", "mode", "tensor", "max_rel", "machine.cpu", "machine.os", "utc"] {
+        assert!(table.column(name).is_ok(), "{name} in {:?}", table.get_column_names());
+    }
+    assert_eq!(value(&table, "max_rel", 20), 1e-3);
+    assert!(matches!(frame(&[]), Err(Error::Input(_))));
+}
+
+#[test]
+fn the_error_table_has_the_metrics_and_no_empty_columns() {
+    let table = errors(&records("bf16", |index, _| index as f64)).unwrap();
+    let names: Vec<&str> = table.get_column_names().iter().map(|name| name.as_str()).collect();
+    assert_eq!(names, ["kernel", "mode", "T", "d_k", "d_v", "tensor", "max_rel", "nonfinite"]);
+    let roofline =
+        record::Roofline { quantity: "copy".to_owned(), value: 1.0, theoretical: None, unit: "GB/s".to_owned() };
+    let other = Record::new(&Environment::default(), &Workload::default(), Measurement::Roofline(roofline));
+    assert!(matches!(errors(&[other]), Err(Error::Input(_))));
+}
+
+#[test]
+fn ablations_bring_their_own_columns() {
+    let precision = Precision {
+        base: "fp32".to_owned(),
+        step: "solve".to_owned(),
+        format: Some("tf32".to_owned()),
+        errors: Errors { tensor: "o".to_owned(), max_rel: Some(1e-4), ..Errors::default() },
+    };
+    let record = Record::new(&Environment::default(), &Workload::default(), Measurement::Precision(precision));
+    let table = errors(&[record]).unwrap();
+    assert_eq!(table.column("step").unwrap().str().unwrap().get(0), Some("solve"));
+    assert_eq!(table.column("base").unwrap().str().unwrap().get(0), Some("fp32"));
+}
+
+#[test]
+fn the_published_file_holds_the_tables_of_the_post() {
+    let published = day1_published(published_folder()).unwrap();
+    assert_eq!(published.height(), 3 * 9 * 7);
+    // First and last row of two tables, as printed there.
+    let tf32 = day1(&published, "tf32", 1e-3).unwrap();
+    let names: Vec<&str> = tf32.get_column_names().iter().map(|name| name.as_str()).collect();
+    assert_eq!(names, [["T", "d_k", "d_v"].as_slice(), &TENSORS].concat());
+    let row = |table: &DataFrame, row: usize| TENSORS.map(|tensor| (value(table, tensor, row) * 1e3).round() / 1e3);
+    assert_eq!(tf32.height(), 9);
+    assert_eq!(row(&tf32, 0), [1.477, 0.975, 1.414, 1.743, 1.814, 1.739, 1.970]);
+    let ieee = day1(&published, "fp32-tf32-solve", 1e-4).unwrap();
+    assert_eq!(row(&ieee, 8), [0.928, 0.510, 0.876, 1.236, 1.127, 0.742, 0.912]);
+}
+
+#[test]
+fn a_mode_that_is_not_there_is_named_with_those_that_are() {
+    let table = errors(&records("bf16", |_, _| 1e-3)).unwrap();
+    let message = day1(&table, "tf32", 1e-3).unwrap_err().to_string();
+    assert!(message.contains("'tf32'") && message.contains("bf16"), "{message}");
+    let message = day1(&table.drop("T").unwrap(), "bf16", 1e-3).unwrap_err().to_string();
+    assert!(message.contains("expected the column 'T'"), "{message}");
+}
+
+#[test]
+fn rows_and_cells_of_the_day_1_table_are_in_place() {
+    let table = errors(&records("bf16", |index, log_tokens| (index as f64 + log_tokens) * 1e-3)).unwrap();
+    let shuffled = table.sort(["max_rel"], SortMultipleOptions::default().with_order_descending(true)).unwrap();
+    for day1 in [day1(&table, "bf16", 1e-3).unwrap(), day1(&shuffled, "bf16", 1e-3).unwrap()] {
+        let tokens: Vec<u32> = day1.column("T").unwrap().u32().unwrap().iter().flatten().collect();
+        assert_eq!(tokens, [256, 1024, 4096]);
+        assert!((value(&day1, "dq", 1) - 12.0).abs() < 1e-9);
+        assert!((value(&day1, "dbeta", 2) - 18.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn ours_stand_beside_the_published_ones() {
+    let ours = errors(&records("bf16", |index, _| (index + 2) as f64 * 1e-3)).unwrap();
+    let theirs = errors(&records("bf16", |index, _| (index + 1) as f64 * 1e-3)).unwrap();
+    let joined = beside(&ours, &theirs).unwrap();
+    assert_eq!(joined.height(), 21);
+    assert!((value(&joined, "ratio", 1) - 1.5).abs() < 1e-12);
+    let wide = day1_beside(&ours, &theirs, "bf16", 1e-3).unwrap();
+    assert_eq!(wide.column("o").unwrap().str().unwrap().get(0), Some("2.000 | 1.000"));
+
+    let fewer = ours.head(Some(7));
+    assert!(matches!(day1_beside(&ours, &fewer, "bf16", 1e-3), Err(Error::Input(_))));
+}
+
+#[test]
+fn malformed_csv_files_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.csv");
+    let columns = [("mode", DataType::String), ("T", DataType::UInt32), ("max_rel", DataType::Float64)];
+    for (content, expected) in [
+        ("", "expected"),
+        ("# only a comment\n", "expected"),
+        ("mode,T,max_rel\n", "got none"),
+        ("# c\nmode,T\nbf16,256\n", "max_rel"),
+        ("mode,T,max_rel\nbf16,256\n", "expected a value in column 'max_rel'"),
+        ("mode,T,max_rel\nbf16,,1e-3\n", "data row 1: expected a value in column 'T'"),
+        ("mode,T,max_rel\nbf16,many,1e-3\n", "many"),
+        ("mode,T,max_rel\nbf16,256,1e-3,7\n", "expected comma-separated values"),
+        ("mode,T,max_rel\nbf16,-256,1e-3\n", "-256"),
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let message = read_csv(&path, &columns).unwrap_err().to_string();
+        assert!(message.contains("x.csv: ") && message.contains(expected), "{content:?}: {message}");
+    }
+    std::fs::write(&path, [0u8, 159, 146, 150, 10, 255]).unwrap();
+    assert!(read_csv(&path, &columns).is_err());
+    assert!(matches!(read_csv(folder.path(), &columns), Err(Error::Io { .. })));
+    std::fs::write(&path, "# source\nmode,T,max_rel\nbf16,256,1e-3\n# between\nbf16,512,2e-3\n").unwrap();
+    assert_eq!(read_csv(&path, &columns).unwrap().height(), 2);
+}
+
+#[test]
+fn the_worst_case_is_found() {
+    let mut all = records("bf16", |index, log_tokens| if index == 4 && log_tokens == 10.0 { 8e-3 } else { 4e-3 });
+    all.extend(records("tf32", |_, _| 1e-3));
+    let worst = worst(&errors(&all).unwrap()).unwrap();
+    assert_eq!(worst.height(), 2);
+    assert_eq!(worst.column("tensor").unwrap().str().unwrap().get(0), Some("dv"));
+    assert_eq!(worst.column("T").unwrap().u32().unwrap().get(0), Some(1024));
+    assert!((value(&worst, "in_u", 0) - 8e-3 * 256.0).abs() < 1e-12);
+}
+
+#[test]
+fn growth_is_the_factor_per_doubling_within_its_interval() {
+    // Alternating noise of a tenth around an error that grows by a factor 1.25 per doubling of T.
+    let noisy = |index: usize, log_tokens: f64| {
+        let noise = if (index + log_tokens as usize / 2).is_multiple_of(2) { 1.1 } else { 1.0 / 1.1 };
+        1e-5 * (index + 1) as f64 * 1.25f64.powf(log_tokens) * noise
+    };
+    let growth = growth_with_length(&errors(&records("bf16", noisy)).unwrap()).unwrap();
+    let [factor, low, high, p] = ["factor", "low", "high", "p"].map(|column| value(&growth, column, 0));
+    assert!(low < 1.25 && 1.25 < high && high / low < 1.1, "{low} {factor} {high}");
+    assert!(p < 1e-6, "{p}");
+
+    let flat = growth_with_length(&errors(&records("bf16", |index, _| 1e-3 * (index + 1) as f64)).unwrap()).unwrap();
+    assert!((value(&flat, "factor", 0) - 1.0).abs() < 1e-9);
+    let one_length = errors(&records("bf16", |_, _| 1e-3)[..7]).unwrap();
+    assert!(matches!(growth_with_length(&one_length), Err(Error::Input(_))));
+}
+
+#[test]
+fn the_interval_of_growth_is_that_of_simple_regression() {
+    // One tensor: three points (8, 0), (10, 1), (12, 1) in log2. Slope 1/4, residual variance 1/6, sxx 8,
+    // so the standard error is sqrt(1/48), and t(0.975, 1) = 12.7062.
+    let mut one = records("bf16", |_, log_tokens| if log_tokens < 9.0 { 1.0 } else { 2.0 });
+    one.retain(|record| record.errors().unwrap().tensor == "o");
+    let growth = growth_with_length(&errors(&one).unwrap()).unwrap();
+    let reach = 12.706_204_736 * (1.0f64 / 48.0).sqrt();
+    assert!((value(&growth, "factor", 0).log2() - 0.25).abs() < 1e-12);
+    assert!((value(&growth, "high", 0).log2() - (0.25 + reach)).abs() < 1e-6);
+}
+
+#[test]
+fn gradients_are_compared_with_the_forward_by_shape() {
+    let ratio = gradients_against_forward(
+        &errors(&records("bf16", |index, log_tokens| log_tokens * if index < 2 { 1e-3 } else { 1.5e-3 })).unwrap(),
+    )
+    .unwrap();
+    assert!((value(&ratio, "factor", 0) - 1.5).abs() < 1e-9);
+    assert!(value(&ratio, "p", 0) < 1e-9);
+    let mut forward = records("bf16", |_, _| 1e-3);
+    forward.retain(|record| !record.errors().unwrap().tensor.starts_with('d'));
+    assert!(matches!(gradients_against_forward(&errors(&forward).unwrap()), Err(Error::Input(_))));
+}
