@@ -79,13 +79,15 @@ impl Mode {
     }
 }
 
-fn format_label(format: Format) -> &'static str {
+/// The name of a format for a reader.
+pub fn format_label(format: Format) -> &'static str {
     match format {
         Format::F64 => "fp64",
         Format::F32 => "fp32",
-        Format::Tf32 => "TF32",
-        Format::Bf16 => "bf16",
         Format::F16 => "fp16",
+        Format::Bf16 => "bf16",
+        // However its operands were rounded.
+        _ => "TF32",
     }
 }
 
