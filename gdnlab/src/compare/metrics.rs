@@ -1,6 +1,7 @@
 //! Distances between a tensor and its ground truth.
 
 use super::sum::sum;
+use crate::precision::Format;
 use crate::problem::{Inputs, Op, Results, Tensor};
 use crate::{Error, Result};
 use gdnlab_deps::statrs::distribution::{ContinuousCDF, StudentsT};
@@ -43,8 +44,23 @@ pub struct Comparison {
     /// Size of the terms that `r` is a sum of, 0 where it is not known. Rounding errors scale with it rather than with
     /// `r` where the terms cancel: see [`compare_call`].
     pub terms: f64,
+    /// Largest `|G|`, `G` the sum of the log decay over [`DECAY_WINDOW`] tokens, 0 where it is not known. Rounding `G`
+    /// moves `e^(G_i - G_j)` by that many roundoffs.
+    pub decay: f64,
+    /// The narrowest format that holds every value found: a result that went through bf16 betrays itself here.
+    pub narrowest: Format,
     /// The element that is furthest off, a non-finite one first; `None` where every element is exact.
     pub worst: Option<Worst>,
+}
+
+/// Tokens over which the log decay is summed for [`Comparison::decay`]: the usual chunk.
+pub const DECAY_WINDOW: usize = 64;
+
+/// What the inputs of a call tell about the rounding errors of its results.
+#[derive(Clone, Copy, Default)]
+struct Conditioning {
+    terms: f64,
+    decay: f64,
 }
 
 /// One element, with what was found and what was expected there.
@@ -73,7 +89,7 @@ pub struct Worst {
 /// # Errors
 /// [`Error::Input`] where the shapes differ.
 pub fn compare(name: &str, got: &Tensor, expected: &Tensor) -> Result<Comparison> {
-    compare_scaled(name, got, expected, 0.0)
+    compare_conditioned(name, got, expected, Conditioning::default())
 }
 
 /// Compares all that `got` holds with `expected`; gradients only where both have them.
@@ -81,7 +97,7 @@ pub fn compare(name: &str, got: &Tensor, expected: &Tensor) -> Result<Comparison
 /// # Errors
 /// [`Error::Input`] where shapes differ.
 pub fn compare_results(got: &Results, expected: &Results) -> Result<Vec<Comparison>> {
-    compare_each(&got.named(), &expected.named(), |_| 0.0)
+    compare_each(&got.named(), &expected.named(), |_| Conditioning::default())
 }
 
 /// [`compare_results`] for results of `inputs`, given by name so that some may be missing: tensors that one side lacks
@@ -99,19 +115,20 @@ pub fn compare_call(inputs: &Inputs, got: &[(&str, &Tensor)], expected: &[(&str,
         (Some(dq), Some(dk)) => largest_dg_term(inputs, dq, dk),
         _ => 0.0,
     };
-    compare_each(got, expected, |name| if name == "dg" { dg_terms } else { 0.0 })
+    let decay = largest_decay(inputs);
+    compare_each(got, expected, |name| Conditioning { terms: if name == "dg" { dg_terms } else { 0.0 }, decay })
 }
 
 fn compare_each(
     got: &[(&str, &Tensor)],
     expected: &[(&str, &Tensor)],
-    terms: impl Fn(&str) -> f64,
+    conditioning: impl Fn(&str) -> Conditioning,
 ) -> Result<Vec<Comparison>> {
     expected
         .iter()
         .filter_map(|(name, truth)| {
             let (_, found) = got.iter().find(|(found_name, _)| found_name == name)?;
-            Some(compare_scaled(name, found, truth, terms(name)))
+            Some(compare_conditioned(name, found, truth, conditioning(name)))
         })
         .collect()
 }
@@ -129,12 +146,32 @@ fn largest_dg_term(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> f64 {
     products.chunks(channels).map(|head| head.iter().sum()).fold(0.0, f64::max)
 }
 
-/// [`compare`], with the size of the terms that `expected` is a sum of.
-fn compare_scaled(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<Comparison> {
+/// `max |sum of g|` over the blocks of [`DECAY_WINDOW`] tokens, for each head and channel.
+fn largest_decay(inputs: &Inputs) -> f64 {
+    let g = inputs.gates.log_decay();
+    let lanes: usize = g.dims[2..].iter().product();
+    let mut largest = 0.0f64;
+    for block in g.data.chunks(DECAY_WINDOW * lanes) {
+        for lane in 0..lanes {
+            largest = largest.max(block.iter().skip(lane).step_by(lanes).sum::<f64>().abs());
+        }
+    }
+    largest
+}
+
+/// The narrowest format that holds all of `values`.
+fn narrowest(values: &[f64]) -> Format {
+    let holds = |format: Format| values.iter().all(|&x| x.is_nan() || format.round(x) == x);
+    let narrow_first = [Format::Bf16, Format::F16, Format::Tf32, Format::F32];
+    narrow_first.into_iter().find(|&format| holds(format)).unwrap_or(Format::F64)
+}
+
+/// [`compare`], with what is known of the problem's conditioning.
+fn compare_conditioned(name: &str, got: &Tensor, expected: &Tensor, problem: Conditioning) -> Result<Comparison> {
     if got.dims != expected.dims {
         return Err(Error::input(format!("tensor '{name}': expected shape {:?}, got {:?}", expected.dims, got.dims)));
     }
-    let distances = Distances::new(&got.data, &expected.data, terms);
+    let distances = Distances::new(&got.data, &expected.data, problem.terms);
     let scan = scan(&got.data, &expected.data);
     let (bias, bias_p) = distances.bias();
     Ok(Comparison {
@@ -150,7 +187,9 @@ fn compare_scaled(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Re
         bias_p,
         max_expected: if distances.zero_reference { 0.0 } else { distances.scale },
         rms_expected: if distances.zero_reference { 0.0 } else { distances.scale * distances.reference_rms() },
-        terms,
+        terms: problem.terms,
+        decay: problem.decay,
+        narrowest: narrowest(&got.data),
         worst: scan.worst.map(|at| Worst {
             index: expected.index_of(at),
             got: got.data[at],

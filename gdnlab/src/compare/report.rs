@@ -13,49 +13,95 @@ pub struct Verdict {
     pub comparison: Comparison,
     /// The limits.
     pub tolerance: Tolerance,
-    /// Whether the tensor is finite and within both limits.
+    /// Largest `rel_rms` that passes here.
+    pub rel_rms_limit: f64,
+    /// Largest `max_rel` that passes here.
+    pub max_rel_limit: f64,
+    /// Whether the values were rounded to a format coarser than the mode's.
+    pub too_coarse: bool,
+    /// Whether the tensor is finite, within both limits and not too coarse.
     pub pass: bool,
 }
 
 impl Verdict {
     /// Holds `comparison` to the limits of `mode_name`.
     ///
-    /// The tensor passes if every element is finite, the largest error is at most `max_rel` times its scale and the
-    /// RMS error at most `rel_rms` times its RMS. The scale is `max|r|`, or the size of the terms that cancelled
-    /// ([`Comparison::terms`]), or the smallest normal number ([`Tolerance::smallest_scale`]), whichever is largest.
+    /// The tensor passes if every element is finite, the largest error is at most `max_rel` times its scale, the RMS
+    /// error at most `rel_rms` times its RMS scale, and it was not stored in a format coarser than the mode's. A scale
+    /// is that of the truth, or the size of the terms that cancelled in it ([`Comparison::terms`]), or the smallest
+    /// normal number ([`Tolerance::smallest_scale`]), whichever is largest. Both limits grow by
+    /// [`Tolerance::decay_allowance`].
     ///
     /// # Errors
     /// [`crate::Error::Input`] for an unknown mode, or a tensor that is no result.
     pub fn new(comparison: Comparison, mode_name: &str) -> Result<Self> {
         let tolerance = tolerance(mode_name, TensorClass::of(&comparison.tensor)?)?;
+        let allowance = tolerance.decay_allowance(comparison.decay);
+        let rms_widening = widening(&comparison, comparison.rms_expected, &tolerance);
+        let max_widening = widening(&comparison, comparison.max_expected, &tolerance);
+        let rel_rms_limit = (tolerance.rel_rms() + allowance) * rms_widening;
+        let max_rel_limit = (tolerance.max_rel() + allowance) * max_widening;
+        // What is left of terms that cancelled has few digits in any format.
+        let has_digits = comparison.max_abs > 0.0 && comparison.max_expected > 0.0 && max_widening == 1.0;
+        let too_coarse = has_digits && comparison.narrowest.fraction_bits() < tolerance.unit.fraction_bits();
         let pass = comparison.nonfinite == 0
-            && comparison.max_rel <= tolerance.max_rel() * slack(&comparison, comparison.max_expected, &tolerance)
-            && comparison.rel_rms <= tolerance.rel_rms() * slack(&comparison, comparison.rms_expected, &tolerance);
-        Ok(Self { comparison, tolerance, pass })
+            && comparison.max_rel <= max_rel_limit
+            && comparison.rel_rms <= rel_rms_limit
+            && !too_coarse;
+        Ok(Self { comparison, tolerance, rel_rms_limit, max_rel_limit, too_coarse, pass })
+    }
+
+    /// The row of the report.
+    fn row(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { comparison, tolerance, .. } = self;
+        let u = tolerance.unit_roundoff();
+        writeln!(
+            f,
+            "{:<12} {:>5} {:>9.2e} {:>8} {:>6} {:>9.2e} {:>8} {:>6} {:>9.2e} {:>9.2e} {:>9.1e} {:>+9.1e} {:>6.3}  {}",
+            comparison.tensor,
+            tolerance.unit.name(),
+            comparison.rel_rms,
+            in_units(comparison.rel_rms / u),
+            in_units(self.rel_rms_limit / u),
+            comparison.max_rel,
+            in_units(comparison.max_rel / u),
+            in_units(self.max_rel_limit / u),
+            comparison.max_abs,
+            comparison.mean_abs,
+            1.0 - comparison.cosine,
+            comparison.bias,
+            comparison.bias_p,
+            if self.pass { "ok" } else { "FAIL" }
+        )
     }
 
     /// What is wrong, for a tensor that does not pass.
     fn complaint(&self) -> String {
         let Self { comparison, tolerance, .. } = self;
-        let what = if comparison.nonfinite > 0 {
-            format!("{} of {} elements not finite", comparison.nonfinite, comparison.elements)
-        } else {
-            format!(
-                "rel_rms {:.2e} (limit {:.2e}), max_rel {:.2e} (limit {:.2e})",
-                comparison.rel_rms,
-                tolerance.rel_rms(),
-                comparison.max_rel,
-                tolerance.max_rel()
-            )
-        };
+        let mut wrong = Vec::new();
+        if comparison.nonfinite > 0 {
+            wrong.push(format!("{} of {} elements are not finite", comparison.nonfinite, comparison.elements));
+        }
+        for (metric, value, limit) in
+            [("rel_rms", comparison.rel_rms, self.rel_rms_limit), ("max_rel", comparison.max_rel, self.max_rel_limit)]
+        {
+            if value > limit {
+                let times = value / limit;
+                wrong.push(format!("{metric} {value:.2e} is {} times the limit of {limit:.2e}", in_units(times)));
+            }
+        }
+        if self.too_coarse {
+            wrong.push(format!("every value is a {} number, coarser than {}", comparison.narrowest, tolerance.unit));
+        }
         let place = comparison.worst.as_ref().map(|worst| worst.describe(&comparison.tensor)).unwrap_or_default();
-        format!("{}: {what}\n  worst at {place}\n  the limit: {}", comparison.tensor, tolerance.reason)
+        let (tensor, wrong) = (&comparison.tensor, wrong.join("; "));
+        format!("{tensor}: {wrong}\n  worst at {place}\n  why this limit: {}", tolerance.reason)
     }
 }
 
-/// Factor from the scale in `max_rel` and `rel_rms` to the scale of the verdict, at least 1.
-fn slack(comparison: &Comparison, own_scale: f64, tolerance: &Tolerance) -> f64 {
-    // Where r is zero throughout, the distances are already in units of the terms.
+/// Factor from the scale of the distances to the scale of the verdict, at least 1.
+fn widening(comparison: &Comparison, own_scale: f64, tolerance: &Tolerance) -> f64 {
+    // Where the truth is zero throughout, the distances are in units of the terms already.
     let used = if own_scale > 0.0 { own_scale } else { comparison.terms };
     let allowed = used.max(comparison.terms).max(tolerance.smallest_scale());
     if used > 0.0 { allowed / used } else { 1.0 }
@@ -90,40 +136,22 @@ impl fmt::Display for Report {
         writeln!(f, "tolerance {}: {}", self.mode.name, self.mode.summary)?;
         writeln!(
             f,
-            "{:<12} {:>9} {:>8} {:>6} {:>9} {:>8} {:>6}  {:>5} {:>9} {:>12} {:>10} {:>9}  ",
+            "{:<12} {:>5} {:>9} {:>8} {:>6} {:>9} {:>8} {:>6} {:>9} {:>9} {:>9} {:>9} {:>6}",
             "tensor",
+            "u of",
             "rel_rms",
             "in u",
             "limit",
             "max_rel",
             "in u",
             "limit",
-            "u of",
             "max_abs",
-            "1 - cosine",
+            "mean_abs",
+            "1-cosine",
             "bias",
             "p"
         )?;
-        for Verdict { comparison, tolerance, pass } in &self.verdicts {
-            let u = tolerance.unit_roundoff();
-            writeln!(
-                f,
-                "{:<12} {:>9.2e} {:>8} {:>6} {:>9.2e} {:>8} {:>6}  {:>5} {:>9.2e} {:>12.2e} {:>+10.1e} {:>9.1e}  {}",
-                comparison.tensor,
-                comparison.rel_rms,
-                in_units(comparison.rel_rms / u),
-                in_units(tolerance.rel_rms_u),
-                comparison.max_rel,
-                in_units(comparison.max_rel / u),
-                in_units(tolerance.max_rel_u),
-                tolerance.unit.name(),
-                comparison.max_abs,
-                1.0 - comparison.cosine,
-                comparison.bias,
-                comparison.bias_p,
-                if *pass { "ok" } else { "FAIL" }
-            )?;
-        }
+        self.verdicts.iter().try_for_each(|verdict| verdict.row(f))?;
         for verdict in self.verdicts.iter().filter(|verdict| !verdict.pass) {
             writeln!(f, "{}", verdict.complaint())?;
         }

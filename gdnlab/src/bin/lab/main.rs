@@ -2,7 +2,11 @@
 //!
 //! Exit codes: 0 success, 1 the answer is no (outside tolerance, a notebook failed), 2 bad input.
 
+mod compute;
 mod kernels;
+mod output;
+mod reference;
+mod verify;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -17,16 +21,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List every implementation, what it computes and what it needs.
+    Verify(verify::Args),
+    Reference(reference::Args),
+    Compute(compute::Args),
     Kernels(kernels::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Verify(args) => args.run(),
+        Command::Reference(args) => args.run(),
+        Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
+        output::note(format_args!("error: {error}"));
         ExitCode::from(2)
     })
 }

@@ -1,0 +1,158 @@
+//! `cargo lab verify`.
+
+use crate::output::{open_case, print, warn};
+use gdnlab::compare::{Report, compare_call, mode, modes};
+use gdnlab::kernel::Kernel;
+use gdnlab::peer::{ResultFile, read_results};
+use gdnlab::precision::Format;
+use gdnlab::problem::{Inputs, Results};
+use gdnlab::reference::Reference;
+use gdnlab::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Compare somebody's results with the float64 truth.
+///
+/// CASE holds the inputs of one call and RESULT what a kernel made of them: some or all of o, final_state, dq, dk, dv,
+/// dg, dbeta (GDN) or db and dw (GDN-2), and dh0. The truth is computed here. Every tensor in RESULT must be finite and
+/// within the limits of a mode, which are multiples of its unit roundoff u. Exit code: 0 within tolerance, 1 outside,
+/// 2 bad input.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  cargo lab verify case.safetensors result.safetensors --tolerance tf32")]
+pub struct Args {
+    /// Tensor file with the inputs.
+    case: PathBuf,
+    /// Tensor file with the results.
+    result: PathBuf,
+    /// Mode whose limits apply: fp64, fp32, fp32-tf32-solve, tf32, bf16, fp16 or f16-internals. Without it, the mode of
+    /// the dtype of q, k and v.
+    #[arg(short, long, value_name = "MODE")]
+    tolerance: Option<String>,
+    /// Print one JSON object instead of the report.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub fn run(self) -> Result<ExitCode> {
+        let chosen = self.tolerance.as_deref().map(mode).transpose()?;
+        let inputs = open_case(&self.case)?.inputs;
+        let found = read_results(&self.result, &inputs)?;
+        warn(&self.result, &found.warnings);
+        let truth = truth_for(&found, &inputs, &self.case)?;
+        let mode_name = chosen.map_or_else(|| mode_of(inputs.dtype), |mode| mode.name);
+        let comparisons = compare_call(&inputs, &found.named(), &truth.named())?;
+        let checked = Checked {
+            report: Report::new(comparisons.clone(), mode_name)?,
+            passes: passing_modes(&comparisons)?,
+            found: &found,
+            inputs: &inputs,
+            chosen: self.tolerance.is_some(),
+        };
+        print(&if self.json { checked.json(&self.case, &self.result) } else { checked.text() })?;
+        Ok(if checked.report.pass { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+/// The truth, with gradients where the results have some.
+fn truth_for(found: &ResultFile, inputs: &Inputs, case: &Path) -> Result<Results> {
+    if !found.has_gradients() {
+        return Reference.forward(inputs);
+    }
+    if inputs.d_o.is_none() {
+        return Err(Error::input(format!(
+            "{}: the results hold gradients, so the case needs 'do', the gradient of o they were computed for",
+            case.display()
+        )));
+    }
+    Reference.backward(inputs)
+}
+
+/// The mode that a kernel with inputs of this dtype is expected to keep.
+fn mode_of(dtype: Format) -> &'static str {
+    match dtype {
+        Format::F64 => "fp64",
+        Format::F32 => "fp32",
+        Format::Bf16 => "bf16",
+        Format::F16 => "fp16",
+        _ => "tf32",
+    }
+}
+
+/// Every mode whose limits all tensors keep.
+fn passing_modes(comparisons: &[gdnlab::compare::Comparison]) -> Result<Vec<&'static str>> {
+    let mut passing = Vec::new();
+    for mode in modes() {
+        if Report::new(comparisons.to_vec(), mode.name)?.pass {
+            passing.push(mode.name);
+        }
+    }
+    Ok(passing)
+}
+
+struct Checked<'a> {
+    report: Report,
+    passes: Vec<&'static str>,
+    found: &'a ResultFile,
+    inputs: &'a Inputs,
+    /// Whether the mode was asked for.
+    chosen: bool,
+}
+
+impl Checked<'_> {
+    fn text(&self) -> String {
+        let Self { report, found, inputs, .. } = self;
+        let mut text = format!("{} {}, q, k and v in {}\n", inputs.op(), inputs.shape, inputs.dtype);
+        if !self.chosen {
+            let names: Vec<&str> = modes().iter().map(|mode| mode.name).collect();
+            text += &format!(
+                "tolerance {} because of that dtype; choose another with --tolerance ({})\n",
+                report.mode.name,
+                names.join(", ")
+            );
+        }
+        text += &format!("\n{report}\n");
+        if !found.missing.is_empty() {
+            text += &format!("not in the results, so not compared: {}\n", found.missing.join(", "));
+        }
+        text + &self.conclusion()
+    }
+
+    fn conclusion(&self) -> String {
+        let mode = self.report.mode.name;
+        if self.report.pass {
+            return format!("within tolerance {mode}\n");
+        }
+        let failed: Vec<&str> = self
+            .report
+            .verdicts
+            .iter()
+            .filter(|verdict| !verdict.pass)
+            .map(|verdict| verdict.comparison.tensor.as_str())
+            .collect();
+        let elsewhere = match self.passes.as_slice() {
+            [] => "and of every other mode".to_owned(),
+            others => format!("but within that of {}", others.join(", ")),
+        };
+        format!("OUTSIDE tolerance {mode} ({}), {elsewhere}\n", failed.join(", "))
+    }
+
+    fn json(&self, case: &Path, result: &Path) -> String {
+        let stored: Vec<_> =
+            self.found.tensors.iter().map(|(name, _, format)| ((*name).to_owned(), format.name().into())).collect();
+        let object = serde_json::json!({
+            "case": case.to_string_lossy(),
+            "result": result.to_string_lossy(),
+            "op": self.inputs.op(),
+            "shape": self.inputs.shape,
+            "dtype": self.inputs.dtype,
+            "mode": self.report.mode.name,
+            "pass": self.report.pass,
+            "passes_as": self.passes,
+            "tensors": self.report.verdicts,
+            "stored_as": serde_json::Map::from_iter(stored),
+            "missing": self.found.missing,
+        });
+        format!("{object}\n")
+    }
+}
