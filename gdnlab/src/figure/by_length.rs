@@ -2,7 +2,8 @@
 
 use super::axis::{self, Log};
 use super::style::{self, FAINT, FRAME, GRID, INK, LABEL, SMALL, TITLE};
-use super::{Canvas, DrawError, Figure, Mode, Named};
+use super::{Canvas, DrawError, Figure, Named};
+use crate::table::Mode;
 use crate::table::rows::{Sample, distinct, samples};
 use crate::{Error, Result};
 use gdnlab_deps::plotters::element::DashedPathElement;
@@ -150,7 +151,7 @@ impl Plot<'_> {
         let x = Log { low: first, high: last, from: left + 40, to: right - 40 };
         let at = |tokens: u32, error: f64| (x.at(f64::from(tokens)), y.at(error));
 
-        let name = style::bold(LABEL + 2, mode.color, HPos::Left, VPos::Center);
+        let name = style::bold(LABEL + 2, style::color_of(mode), HPos::Left, VPos::Center);
         canvas.draw_text(&mode.label, &name, (left, TOP - 30))?;
         let tick = style::text(SMALL, FAINT, HPos::Right, VPos::Center);
         for value in axis::ticks_125(y.low, y.high) {
@@ -170,22 +171,22 @@ impl Plot<'_> {
         if (y.low..y.high).contains(&roundoff) {
             let height = y.at(roundoff);
             let line = vec![(left, height), (right, height)];
-            canvas.draw(&DashedPathElement::new(line, 12, 8, mode.color.stroke_width(3)))?;
-            let note = style::text(SMALL, mode.color, HPos::Right, VPos::Bottom);
+            canvas.draw(&DashedPathElement::new(line, 12, 8, style::color_of(mode).stroke_width(3)))?;
+            let note = style::text(SMALL, style::color_of(mode), HPos::Right, VPos::Bottom);
             canvas.draw_text(&mode.roundoff_label(), &note, (right, height - 4))?;
         }
         let ranges = self.ranges(self.ours, mode);
         let upper = ranges.iter().map(|&(tokens, _, high)| at(tokens, high));
         let lower = ranges.iter().rev().map(|&(tokens, low, _)| at(tokens, low));
         let worst: Vec<_> = upper.clone().collect();
-        canvas.draw(&Polygon::new(upper.chain(lower).collect::<Vec<_>>(), mode.color.mix(0.22)))?;
-        canvas.draw(&PathElement::new(worst.clone(), mode.color.stroke_width(5)))?;
+        canvas.draw(&Polygon::new(upper.chain(lower).collect::<Vec<_>>(), style::color_of(mode).mix(0.22)))?;
+        canvas.draw(&PathElement::new(worst.clone(), style::color_of(mode).stroke_width(5)))?;
         for point in worst {
-            canvas.draw(&Circle::new(point, 10, mode.color.filled()))?;
+            canvas.draw(&Circle::new(point, 10, style::color_of(mode).filled()))?;
         }
         for samples in self.samples.iter().skip(1) {
             for (tokens, _, high) in self.ranges(samples, mode) {
-                canvas.draw(&Circle::new(at(tokens, high), 10, mode.color.stroke_width(4)))?;
+                canvas.draw(&Circle::new(at(tokens, high), 10, style::color_of(mode).stroke_width(4)))?;
             }
         }
         Ok(())

@@ -5,16 +5,14 @@
 //! same style for anything else.
 
 mod axis;
-mod mode;
 mod style;
 
-mod ablation;
 mod by_length;
+mod by_row;
 mod per_tensor;
 
-pub use ablation::{Level, ablation};
 pub use by_length::error_by_length;
-pub use mode::Mode;
+pub use by_row::{Rows, error_by_row};
 pub use per_tensor::max_rel_per_tensor;
 
 use crate::file::write_atomic;

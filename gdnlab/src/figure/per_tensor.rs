@@ -2,7 +2,8 @@
 
 use super::axis::{self, Log};
 use super::style::{self, FAINT, FRAME, GRID, INK, LABEL, SMALL, TITLE};
-use super::{Canvas, DrawError, Figure, Mode, Named};
+use super::{Canvas, DrawError, Figure, Named};
+use crate::table::Mode;
 use crate::table::rows::{Sample, distinct, median, samples};
 use crate::{Error, Result};
 use gdnlab_deps::plotters::element::DashedPathElement;
@@ -84,7 +85,7 @@ impl Plot<'_> {
     fn headings(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
         let title = style::bold(TITLE, INK, HPos::Left, VPos::Center);
         canvas.draw_text("Max relative error per tensor, one dot per shape", &title, (LEFT, 44))?;
-        let modes = self.modes.iter().map(|mode| (mode.label.as_str(), mode.color.filled()));
+        let modes = self.modes.iter().map(|mode| (mode.label.as_str(), style::color_of(mode).filled()));
         legend(canvas, 100, modes)?;
         let hollow = std::iter::repeat(FAINT.stroke_width(4));
         legend(canvas, 146, self.labels.iter().copied().zip(std::iter::once(FAINT.filled()).chain(hollow)))
@@ -116,7 +117,11 @@ impl Plot<'_> {
         let mut named = Vec::new();
         for mode in self.modes.iter().rev() {
             if let Some(median) = self.median(mode) {
-                notes.push((self.y.at(median), mode.color, format!("median {}", in_roundoffs(median, mode))));
+                notes.push((
+                    self.y.at(median),
+                    style::color_of(mode),
+                    format!("median {}", in_roundoffs(median, mode)),
+                ));
             }
             if named.contains(&mode.format) {
                 continue;
@@ -124,9 +129,9 @@ impl Plot<'_> {
             named.push(mode.format);
             let y = self.y.at(mode.unit_roundoff());
             let line = vec![(LEFT, y), (RIGHT, y)];
-            canvas.draw(&DashedPathElement::new(line, 14, 10, mode.color.stroke_width(3)))?;
+            canvas.draw(&DashedPathElement::new(line, 14, 10, style::color_of(mode).stroke_width(3)))?;
             let power = axis::superscript(mode.unit_roundoff().log2() as i32);
-            notes.push((y, mode.color, format!("{} = 2{power}", mode.roundoff_label())));
+            notes.push((y, style::color_of(mode), format!("{} = 2{power}", mode.roundoff_label())));
         }
         notes.sort_by_key(|(y, ..)| *y);
         let mut lowest_free = TOP;
@@ -142,7 +147,11 @@ impl Plot<'_> {
         let share = 1.0 / self.samples.len() as f64;
         for (index, samples) in self.samples.iter().enumerate().rev() {
             for mode in &self.modes {
-                let (radius, dot) = if index == 0 { (8, mode.color.filled()) } else { (7, mode.color.stroke_width(3)) };
+                let (radius, dot) = if index == 0 {
+                    (8, style::color_of(mode).filled())
+                } else {
+                    (7, style::color_of(mode).stroke_width(3))
+                };
                 for (column, tensor) in self.tensors.iter().enumerate() {
                     let of_cell = |sample: &&Sample| sample.mode == mode.name && &sample.tensor == tensor;
                     let errors: Vec<f64> = samples.iter().filter(of_cell).map(|sample| sample.max_rel).collect();

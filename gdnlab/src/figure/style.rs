@@ -1,5 +1,6 @@
 //! The look that all figures share.
 
+use crate::table::Mode;
 use gdnlab_deps::plotters::prelude::*;
 use gdnlab_deps::plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -15,8 +16,23 @@ pub const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 pub const FAINT: RGBColor = RGBColor(0x66, 0x66, 0x66);
 /// Grid lines.
 pub const GRID: RGBColor = RGBColor(0xe4, 0xe4, 0xe4);
+/// What stands out.
+pub const ACCENT: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 /// The frame of a panel.
 pub const FRAME: RGBColor = RGBColor(0x99, 0x99, 0x99);
+
+/// Colour of a mode: from the palette of Okabe and Ito, which colour-blind readers tell apart. A mode without a colour
+/// of its own is grey.
+pub fn color_of(mode: &Mode) -> RGBColor {
+    match mode.name.as_str() {
+        "bf16" => RGBColor(0x00, 0x9e, 0x73),
+        "f16-internals" => RGBColor(0x56, 0xb4, 0xe9),
+        "tf32" => RGBColor(0xe6, 0x9f, 0x00),
+        "fp32-tf32-solve" => ACCENT,
+        "fp32" => RGBColor(0xcc, 0x79, 0xa7),
+        _ => RGBColor(0x55, 0x55, 0x55),
+    }
+}
 
 /// Text sizes in canvas units.
 pub const TITLE: u32 = 32;

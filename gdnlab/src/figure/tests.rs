@@ -1,5 +1,5 @@
 use super::*;
-use crate::table;
+use crate::table::{self, Mode};
 use gdnlab_deps::plotters::prelude::*;
 use gdnlab_deps::plotters::style::text_anchor::{HPos, VPos};
 use gdnlab_deps::polars::prelude::{DataFrame, IntoLazy, df, lit};
@@ -24,12 +24,12 @@ fn check(figure: &Figure, labels: &[&str]) {
     assert!((0.005..0.9).contains(&share), "{share} of the pixels carry ink");
 }
 
-fn ablation_table() -> DataFrame {
+fn variants() -> DataFrame {
     df!(
-        "base" => ["fp32", "fp32", "fp32", "tf32", "tf32", "tf32"],
-        "step" => ["none", "solve", "K K^T", "none", "solve", "K K^T"],
-        "format" => [None, Some("tf32"), Some("tf32"), None, Some("fp32"), Some("fp32")],
-        "max_rel" => [4e-7, 1e-4, 3e-4, 2e-3, 2e-3, 1.5e-3],
+        "panel" => ["fp32", "fp32", "fp32", "fp32", "tf32", "tf32"],
+        "step" => ["none", "none", "K K^T", "solve", "none", "solve"],
+        "tensor" => ["o", "dq", "o", "o", "o", "o"],
+        "max_rel" => [4e-7, 5e-7, 3e-4, 1e-4, 2e-3, 1.5e-3],
     )
     .unwrap()
 }
@@ -65,17 +65,28 @@ fn errors_by_length_show_a_panel_and_a_heatmap_per_mode() {
 }
 
 #[test]
-fn the_ablation_marks_the_steps_that_reach_the_level() {
-    let level = Level::of_mode(&published(), "fp32-tf32-solve", "published fp32-ieee").unwrap();
-    assert_eq!((level.low, level.high), (0.392e-4, 2.037e-4));
-    let figure = ablation(&ablation_table(), &level, "the source").unwrap();
-    check(&figure, &["solve", "K K^T", "fp32, one step in TF32", "TF32, one step in fp32", "published fp32-ieee"]);
-    assert!(
-        figure.description().contains("fp32, one step in TF32: solve; TF32, one step in fp32: no step"),
-        "{}",
-        figure.description()
-    );
-    assert!(matches!(Level::of_mode(&published(), "fp64", "x"), Err(Error::Input(_))));
+fn the_closest_variant_is_the_title() {
+    let target = df!("tensor" => ["o", "o", "o", "dq"], "max_rel" => [1e-4, 9e-5, 9e-3, 2e-4]).unwrap();
+    let rows = Rows { panel: "panel", row: "step" };
+    let figure = error_by_row(&variants(), rows, ("the target", &target), "the source").unwrap();
+    check(&figure, &["K Kᵀ", "range of the target", "factor off", "×3.0", "10⁻⁶", "the source"]);
+    // The median of the target's o is 1e-4, exactly that of the third variant.
+    assert!(figure.svg().contains("fp32: solve comes closest to the target, ×1.0 off"), "{}", figure.description());
+    assert_eq!(figure.svg().matches("<circle").count(), 6 + 1);
+
+    let other = df!("tensor" => ["dv"], "max_rel" => [1e-4]).unwrap();
+    assert!(matches!(error_by_row(&variants(), rows, ("x", &other), ""), Err(Error::Figure(_))));
+    let missing = Rows { panel: "base", row: "step" };
+    assert!(error_by_row(&variants(), missing, ("x", &target), "").unwrap_err().to_string().contains("'base'"));
+}
+
+#[test]
+fn every_coloured_mode_has_a_colour_of_its_own() {
+    let colors = ["bf16", "f16-internals", "tf32", "fp32-tf32-solve", "fp32", "mine"]
+        .map(|mode| style::color_of(&Mode::of(mode)));
+    for (i, color) in colors.iter().enumerate() {
+        assert!(!colors[..i].contains(color), "{color:?}");
+    }
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //!
 //! Tables hold full precision; only [`crate::notebook`] rounds, when it shows them.
 
+mod mode;
 mod observe;
 mod published;
 pub(crate) mod rows;
 
+pub use mode::{Mode, format_label};
 pub use observe::{gradients_against_forward, growth_with_length, worst};
 pub use published::{day1_published, read_csv};
 

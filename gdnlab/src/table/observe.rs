@@ -3,8 +3,8 @@
 //! Errors spread over a factor rather than by an amount, so every estimate is made on logarithms, and intervals are
 //! Student's at 95 %.
 
+use super::Mode;
 use super::rows::{Sample, distinct, samples};
-use crate::figure::Mode;
 use crate::{Error, Result};
 use gdnlab_deps::polars::prelude::*;
 use gdnlab_deps::statrs::distribution::{ContinuousCDF, StudentsT};
