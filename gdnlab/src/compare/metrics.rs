@@ -44,8 +44,8 @@ pub struct Comparison {
     /// Size of the terms that `r` is a sum of, 0 where it is not known. Rounding errors scale with it rather than with
     /// `r` where the terms cancel: see [`compare_call`].
     pub terms: f64,
-    /// Largest `|G|`, `G` the sum of the log decay over [`DECAY_WINDOW`] tokens, 0 where it is not known. Rounding `G`
-    /// moves `e^(G_i - G_j)` by that many roundoffs.
+    /// Largest `|G_t| e^(g_t)`, `G` the sum of the log decay `g` from the start of each [`DECAY_WINDOW`] tokens, 0 where
+    /// it is not known. Rounding `G` moves `e^(G_i - G_j)` by `|G|` roundoffs, which matters where that has not vanished.
     pub decay: f64,
     /// The narrowest format that holds every value found: a result that went through bf16 betrays itself here.
     pub narrowest: Format,
@@ -146,14 +146,18 @@ fn largest_dg_term(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> f64 {
     products.chunks(channels).map(|head| head.iter().sum()).fold(0.0, f64::max)
 }
 
-/// `max |sum of g|` over the blocks of [`DECAY_WINDOW`] tokens, for each head and channel.
+/// `max |G_t| e^(g_t)`, `G` the sum of g from the start of each block of [`DECAY_WINDOW`] tokens.
 fn largest_decay(inputs: &Inputs) -> f64 {
     let g = inputs.gates.log_decay();
-    let lanes: usize = g.dims[2..].iter().product();
+    let lanes = g.dims.iter().skip(2).product::<usize>().max(1);
     let mut largest = 0.0f64;
     for block in g.data.chunks(DECAY_WINDOW * lanes) {
-        for lane in 0..lanes {
-            largest = largest.max(block.iter().skip(lane).step_by(lanes).sum::<f64>().abs());
+        let mut cumulative = vec![0.0; lanes];
+        for token in block.chunks(lanes) {
+            for (total, &g) in cumulative.iter_mut().zip(token) {
+                *total += g;
+                largest = largest.max(total.abs() * g.exp());
+            }
         }
     }
     largest

@@ -1,0 +1,404 @@
+//! The `lab` binary from outside: what it prints, its exit codes, and the files that it leaves or does not leave.
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const CASES: [&str; 4] = ["gdn", "gdn2", "gdn-fast-decay", "gdn-grouped-packed"];
+
+fn fixture(case: &str, kind: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cases/{case}.{kind}.safetensors"))
+}
+
+fn lab<A: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = A>) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lab")).args(arguments).output().unwrap()
+}
+
+fn path_arguments<'a>(command: &'a str, paths: &[&'a Path]) -> Vec<&'a std::ffi::OsStr> {
+    std::iter::once(command.as_ref()).chain(paths.iter().map(|path| path.as_os_str())).collect()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn assert_code(output: &Output, code: i32) {
+    assert_eq!(output.status.code(), Some(code), "{}\n{}", text(&output.stdout), text(&output.stderr));
+}
+
+/// Exit 2, one line on standard error that holds `parts`, nothing on standard output.
+fn assert_refused(output: &Output, parts: &[&str]) {
+    assert_code(output, 2);
+    let stderr = text(&output.stderr);
+    assert_eq!((stderr.lines().count(), text(&output.stdout)), (1, ""), "{stderr}");
+    assert!(parts.iter().all(|part| stderr.contains(part)), "{parts:?} is missing in: {stderr}");
+}
+
+#[derive(Clone)]
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// The tensors of a file, to be changed and written again.
+#[derive(Clone)]
+struct Tensors(BTreeMap<String, Stored>);
+
+impl Tensors {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let stored = tensors.iter().map(|(name, view)| {
+            let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+            (name.to_owned(), Stored { dtype, shape, bytes: view.data().to_vec() })
+        });
+        Self(stored.collect())
+    }
+
+    fn write(&self, folder: &TempDir, name: &str) -> PathBuf {
+        let path = folder.path().join(name);
+        let views = self
+            .0
+            .iter()
+            .map(|(name, stored)| (name, TensorView::new(stored.dtype, stored.shape.clone(), &stored.bytes).unwrap()));
+        std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+        path
+    }
+
+    /// Values of an f64 or f32 tensor.
+    fn values(&self, name: &str) -> Vec<f64> {
+        let stored = &self.0[name];
+        match stored.dtype {
+            Dtype::F64 => stored.bytes.as_chunks().0.iter().map(|word| f64::from_le_bytes(*word)).collect(),
+            Dtype::F32 => stored.bytes.as_chunks().0.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect(),
+            other => panic!("{name} is {other:?}"),
+        }
+    }
+
+    /// Replaces the values of a tensor, stored as f64.
+    fn with(mut self, name: &str, change: impl FnOnce(&mut Vec<f64>)) -> Self {
+        let mut values = self.values(name);
+        change(&mut values);
+        let stored = self.0.get_mut(name).unwrap();
+        stored.dtype = Dtype::F64;
+        stored.bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self
+    }
+
+    fn with_raw(mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> Self {
+        self.0.insert(name.to_owned(), Stored { dtype, shape: shape.to_vec(), bytes });
+        self
+    }
+
+    fn without(mut self, names: &[&str]) -> Self {
+        self.0.retain(|name, _| !names.contains(&name.as_str()));
+        self
+    }
+}
+
+fn case(name: &str) -> Tensors {
+    Tensors::read(&fixture(name, "case"))
+}
+
+fn truth(name: &str) -> Tensors {
+    Tensors::read(&fixture(name, "truth"))
+}
+
+#[test]
+fn the_reference_agrees_with_an_independent_truth() {
+    let folder = TempDir::new().unwrap();
+    for name in CASES {
+        let out = folder.path().join(name);
+        let output = lab(path_arguments("reference", &[&fixture(name, "case"), Path::new("-o"), &out]));
+        assert_code(&output, 0);
+        let (found, expected) = (Tensors::read(&out), truth(name));
+        assert_eq!(found.0.keys().collect::<Vec<_>>(), expected.0.keys().collect::<Vec<_>>());
+        for (tensor, stored) in &expected.0 {
+            assert_eq!((found.0[tensor].dtype, &found.0[tensor].shape), (Dtype::F64, &stored.shape), "{name} {tensor}");
+            let (x, r) = (found.values(tensor), expected.values(tensor));
+            let largest = r.iter().fold(0.0f64, |m, r| m.max(r.abs()));
+            let error = x.iter().zip(&r).fold(0.0f64, |m, (x, r)| m.max((x - r).abs()));
+            assert!(error <= 1e-14 * largest, "{name} {tensor}: {error:e} of {largest:e}");
+        }
+    }
+}
+
+#[test]
+fn the_truth_verifies_and_says_by_which_tolerance() {
+    for name in CASES {
+        let files = [fixture(name, "case"), fixture(name, "truth")];
+        let output = lab(path_arguments("verify", &[&files[0], &files[1]]));
+        assert_code(&output, 0);
+        let stdout = text(&output.stdout);
+        for part in ["tolerance fp32 because of that dtype", "--tolerance (fp64, fp32", "within tolerance fp32"] {
+            assert!(stdout.contains(part), "'{part}' is missing in:\n{stdout}");
+        }
+        assert_code(&lab(path_arguments("verify", &[&files[0], &files[1], Path::new("-tfp64")])), 0);
+    }
+}
+
+#[test]
+fn every_kernel_verifies_in_its_own_mode() {
+    let folder = TempDir::new().unwrap();
+    let listed = lab(["kernels", "--json"]);
+    assert_code(&listed, 0);
+    for line in text(&listed.stdout).lines() {
+        let kernel: serde_json::Value = serde_json::from_str(line).unwrap();
+        let field = |key: &str| kernel[key].as_str().unwrap().to_owned();
+        for name in CASES {
+            // The kernel must get values that its input format holds, or their rounding counts as its error.
+            let mut rounded = case(name);
+            for tensor in ["q", "k", "v", "do"] {
+                let narrow = matches!(field("input_format").as_str(), "bf16" | "f16");
+                rounded = rounded.with(tensor, |x| {
+                    if narrow {
+                        x.iter_mut().for_each(|x| *x = to_bf16(*x))
+                    }
+                });
+            }
+            let input = rounded.write(&folder, "case");
+            let out = folder.path().join("out");
+            let kernel_flag = format!("--kernel={}", field("name"));
+            let computed = lab(path_arguments("compute", &[&input, Path::new(&kernel_flag), Path::new("-o"), &out]));
+            assert_code(&computed, 0);
+            let mode = format!("--tolerance={}", field("tolerance"));
+            assert_code(&lab(path_arguments("verify", &[&input, &out, Path::new(&mode)])), 0);
+        }
+    }
+}
+
+/// `x` cut to 8 significant bits: a value of bf16.
+fn to_bf16(x: f64) -> f64 {
+    f64::from_bits(x.to_bits() & !((1 << 45) - 1))
+}
+
+#[test]
+fn perturbed_results_do_not_verify() {
+    let folder = TempDir::new().unwrap();
+    for name in CASES {
+        let input = fixture(name, "case");
+        let verify = |results: Tensors| lab(path_arguments("verify", &[&input, &results.write(&folder, "result")]));
+        for tensor in ["o", "final_state", "dq", "dk", "dv"] {
+            let one_off = truth(name).with(tensor, |x| x[7] += x.iter().fold(0.0f64, |m, x| m.max(x.abs())) * 1e-4);
+            let output = verify(one_off);
+            assert_code(&output, 1);
+            let stdout = text(&output.stdout);
+            assert!(stdout.contains(&format!("OUTSIDE tolerance fp32 ({tensor})")), "{stdout}");
+            assert!(stdout.contains("worst at ("), "{stdout}");
+        }
+        assert_code(&verify(truth(name).with("o", |x| x[3] = f64::NAN)), 1);
+        assert_code(&verify(truth(name).with("dv", |x| x[0] = f64::INFINITY)), 1);
+        let as_bf16 = verify(truth(name).with("o", |x| x.iter_mut().for_each(|x| *x = to_bf16(*x))));
+        assert_code(&as_bf16, 1);
+        assert!(text(&as_bf16.stdout).contains("every value is a bf16 number"));
+        assert!(text(&as_bf16.stdout).contains("but within that of bf16"));
+        assert_code(&verify(truth(name).with("dq", |x| x.fill(0.0))), 1);
+    }
+}
+
+#[test]
+fn swapped_tensors_do_not_verify() {
+    let folder = TempDir::new().unwrap();
+    let results = truth("gdn");
+    let (dg, dbeta) = (results.0["dg"].clone(), results.0["dbeta"].clone());
+    let mut swapped = results;
+    swapped.0.insert("dg".into(), dbeta);
+    swapped.0.insert("dbeta".into(), dg);
+    let result = swapped.write(&folder, "result");
+    assert_code(&lab(path_arguments("verify", &[&fixture("gdn", "case"), &result, Path::new("-tbf16")])), 1);
+}
+
+#[test]
+fn missing_gradients_are_allowed_and_said() {
+    let folder = TempDir::new().unwrap();
+    let forward = truth("gdn").without(&["dq", "dk", "dv", "dg", "dbeta", "dh0"]).write(&folder, "forward");
+    let output = lab(path_arguments("verify", &[&fixture("gdn", "case"), &forward]));
+    assert_code(&output, 0);
+    assert!(text(&output.stdout).contains("not compared: dq, dk, dv, dg, dbeta, dh0"), "{}", text(&output.stdout));
+    let no_do = case("gdn").without(&["do", "dht"]).write(&folder, "no_do");
+    assert_code(&lab(path_arguments("verify", &[&no_do, &forward])), 0);
+    let output = lab(path_arguments("verify", &[&no_do, &fixture("gdn", "truth")]));
+    assert_refused(&output, &["results hold gradients, so the case needs 'do'"]);
+    let out = folder.path().join("out");
+    let output = lab(path_arguments("reference", &[&no_do, Path::new("-o"), &out]));
+    assert_code(&output, 0);
+    assert!(text(&output.stderr).contains("no gradients"));
+    assert_eq!(Tensors::read(&out).0.into_keys().collect::<Vec<_>>(), ["final_state", "o"]);
+}
+
+#[test]
+fn the_json_report_holds_every_metric() {
+    let arguments = [fixture("gdn", "case"), fixture("gdn", "truth")];
+    let output = lab(path_arguments("verify", &[&arguments[0], &arguments[1], Path::new("--json")]));
+    assert_code(&output, 0);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((report["pass"].as_bool(), report["mode"].as_str()), (Some(true), Some("fp32")));
+    let tensors = report["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 8);
+    for metric in ["max_rel", "rel_rms", "max_abs", "mean_abs", "cosine", "bias", "bias_p", "nonfinite"] {
+        assert!(tensors.iter().all(|tensor| tensor[metric].is_number()), "{metric}: {report}");
+    }
+}
+
+/// Every command that reads the file at `path` refuses it, and `reference` leaves nothing behind.
+fn assert_bad_case(folder: &TempDir, path: &Path, parts: &[&str]) {
+    let out = folder.path().join("never");
+    assert_refused(&lab(path_arguments("reference", &[path, Path::new("-o"), &out])), parts);
+    assert_refused(
+        &lab(path_arguments("compute", &[path, Path::new("--kernel=cpu-chunk-fp32"), Path::new("-o"), &out])),
+        parts,
+    );
+    assert_refused(&lab(path_arguments("verify", &[path, &fixture("gdn", "truth")])), parts);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name == "bad" || name == "folder"), "{left:?}");
+}
+
+#[test]
+fn cases_that_make_no_sense_are_refused() {
+    let good = || case("gdn");
+    let i64s = |values: &[i64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let packed = |values: &[i64]| {
+        good().without(&["dht", "initial_state"]).with_raw("cu_seqlens", Dtype::I64, &[values.len()], i64s(values))
+    };
+    let zeros = |count: usize| vec![0; 4 * count];
+    for (bad, part) in [
+        (good().without(&["q"]), "tensor 'q' is missing"),
+        (good().without(&["beta"]), "no 'beta' (GDN)"),
+        (good().with_raw("v", Dtype::F32, &[1, 70, 48], zeros(70 * 48)), "'v': expected 4 axes"),
+        (good().with_raw("k", Dtype::F32, &[1, 70, 2, 8], zeros(70 * 16)), "'k': expected shape [1, 70, 2, 16]"),
+        (good().with_raw("v", Dtype::F32, &[1, 70, 3, 16], zeros(70 * 48)), "HV = 3 is not a multiple of HK = 2"),
+        (
+            good().with_raw("g", Dtype::I32, &[1, 70, 2], zeros(140)),
+            "'g' has dtype I32: expected f64, f32, f16 or bf16",
+        ),
+        (good().with_raw("scale", Dtype::F32, &[2], zeros(2)), "'scale' has 2 values"),
+        (good().with_raw("w", Dtype::F32, &[1, 70, 2, 24], zeros(70 * 48)), "'beta' (GDN) beside"),
+        (good().with("k", |x| x[5] = 0.0), "one dtype"),
+        (good().with("g", |x| x[5] = f64::NAN), "tensor 'g' has 1 non-finite values, the first at [0, 2, 1]"),
+        (packed(&[0, 40, 30, 70]), "not monotone"),
+        (packed(&[0, 40]), "expected 0 to T = 70"),
+        (packed(&[0, -1, 70]), "entry 1 is -1"),
+        (good().with_raw("cu_seqlens", Dtype::F32, &[2], zeros(2)), "expected i32 or i64"),
+    ] {
+        let folder = TempDir::new().unwrap();
+        let path = bad.write(&folder, "bad");
+        assert_bad_case(&folder, &path, &[part, "error: ", "bad"]);
+    }
+}
+
+#[test]
+fn files_that_are_no_case_are_refused() {
+    let good = std::fs::read(fixture("gdn", "case")).unwrap();
+    for (bytes, part) in [
+        (&[][..], "is empty"),
+        (&good[..good.len() / 2], "truncated"),
+        (&good[..20], "ends within its header"),
+        (&[0xff; 64], "header of more than 100 MB"),
+        (b"not tensors at all, but a text", "safetensors"),
+    ] {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("bad");
+        std::fs::write(&path, bytes).unwrap();
+        assert_bad_case(&folder, &path, &[part]);
+    }
+    let folder = TempDir::new().unwrap();
+    let inner = folder.path().join("folder");
+    std::fs::create_dir(&inner).unwrap();
+    assert_bad_case(&folder, &inner, &["is a directory"]);
+    assert_bad_case(&folder, &folder.path().join("none"), &["No such file"]);
+}
+
+#[test]
+fn results_that_do_not_fit_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let input = fixture("gdn", "case");
+    let verify = |result: &Path, more: &[&str]| {
+        let mut arguments = path_arguments("verify", &[&input, result]);
+        arguments.extend(more.iter().map(std::ffi::OsStr::new));
+        lab(arguments)
+    };
+    let wrong_shape = truth("gdn").with_raw("o", Dtype::F32, &[1, 2, 70, 24], vec![0; 4 * 70 * 48]);
+    assert_refused(&verify(&wrong_shape.write(&folder, "a"), &[]), &["'o': expected shape [1, 70, 2, 24]"]);
+    let renamed = Tensors(BTreeMap::from([("out".to_owned(), truth("gdn").0["o"].clone())]));
+    assert_refused(&verify(&renamed.write(&folder, "b"), &[]), &["holds no result of gdn", "got out"]);
+    assert_refused(&verify(&fixture("gdn-fast-decay", "truth"), &[]), &["expected shape"]);
+    assert_refused(&verify(&folder.path().join("none"), &[]), &["No such file"]);
+    assert_refused(&verify(&fixture("gdn", "truth"), &["-t", "fp8"]), &["unknown mode 'fp8'", "fp64, fp32"]);
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_refused_before_computing() {
+    let folder = TempDir::new().unwrap();
+    let input = case("gdn").write(&folder, "case");
+    let before = std::fs::read(&input).unwrap();
+    let reference = |out: &Path| lab(path_arguments("reference", &[&input, Path::new("-o"), out]));
+    assert_refused(&reference(&folder.path().join("no/out")), &["does not exist: create it first"]);
+    assert_refused(&reference(folder.path()), &["not a regular file"]);
+    assert_refused(&reference(&input), &["is also an input"]);
+    let unknown = lab(path_arguments("compute", &[&input, Path::new("--kernel=fast"), Path::new("-ox")]));
+    assert_refused(&unknown, &["unknown kernel 'fast': expected one of reference, cpu-chunk-fp64"]);
+    assert_eq!(std::fs::read(&input).unwrap(), before);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn odd_but_computable_cases_are_computed_with_a_warning() {
+    let folder = TempDir::new().unwrap();
+    let odd = case("gdn").with("g", |x| x[0] = 0.5).with_raw("mask", Dtype::U8, &[1], vec![1]).write(&folder, "odd");
+    let out = folder.path().join("out");
+    let output = lab(path_arguments("reference", &[&odd, Path::new("-o"), &out]));
+    assert_code(&output, 0);
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("'mask' is not used") && stderr.contains("1 positive values"), "{stderr}");
+    assert!(out.exists());
+}
+
+#[test]
+fn no_tokens_give_the_initial_state_back() {
+    let folder = TempDir::new().unwrap();
+    let mut empty = case("gdn");
+    for (name, shape) in [
+        ("q", vec![1, 0, 2, 16]),
+        ("k", vec![1, 0, 2, 16]),
+        ("v", vec![1, 0, 2, 24]),
+        ("do", vec![1, 0, 2, 24]),
+        ("g", vec![1, 0, 2]),
+        ("beta", vec![1, 0, 2]),
+    ] {
+        empty = empty.with_raw(name, Dtype::F32, &shape, Vec::new());
+    }
+    let initial = empty.values("initial_state");
+    let input = empty.write(&folder, "empty");
+    let out = folder.path().join("out");
+    assert_code(&lab(path_arguments("reference", &[&input, Path::new("-o"), &out])), 0);
+    assert_eq!(Tensors::read(&out).values("final_state"), initial);
+    assert_code(&lab(path_arguments("verify", &[&input, &out])), 0);
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    for arguments in [&["kernels"][..], &["--help"], &["kernels", "--json"]] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lab"))
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in ["verify", "reference", "compute", "kernels"] {
+        let output = lab([command, "--help"]);
+        assert_code(&output, 0);
+        assert!(text(&output.stdout).contains(&format!("Example:\n  cargo lab {command}")), "{}", text(&output.stdout));
+    }
+}
