@@ -18,6 +18,7 @@ pub mod notebook;
 pub mod numerics;
 pub mod peer;
 pub mod precision;
+pub mod prelude;
 pub mod problem;
 pub mod record;
 pub mod reference;

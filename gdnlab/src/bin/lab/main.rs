@@ -2,10 +2,16 @@
 //!
 //! Exit codes: 0 success, 1 the answer is no (outside tolerance, a notebook failed), 2 bad input.
 
+mod cells;
+mod checkout;
 mod compute;
+mod jupyter;
+mod kernel_process;
 mod kernels;
 mod output;
 mod reference;
+mod run;
+mod setup;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -25,6 +31,10 @@ enum Command {
     Reference(reference::Args),
     Compute(compute::Args),
     Kernels(kernels::Args),
+    Run(run::Args),
+    Jupyter(jupyter::Args),
+    #[command(hide = true)]
+    KernelProcess(kernel_process::Args),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +43,9 @@ fn main() -> ExitCode {
         Command::Reference(args) => args.run(),
         Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
+        Command::Run(args) => args.run(),
+        Command::Jupyter(args) => args.run(),
+        Command::KernelProcess(args) => args.run(),
     };
     outcome.unwrap_or_else(|error| {
         output::note(format_args!("error: {error}"));

@@ -1,0 +1,25 @@
+//! The entry in Jupyter's list of kernels, inside the checkout.
+
+use super::{evcxr, output_of, write_if_new};
+use crate::checkout::Checkout;
+use gdnlab::{Error, Result};
+use serde_json::json;
+use std::process::Command;
+
+pub fn ensure(checkout: &Checkout) -> Result<()> {
+    let folder = checkout.jupyter().join("kernels").join(crate::run::KERNEL);
+    let lab = std::env::current_exe().map_err(|source| Error::io("the running program", source))?;
+    let installed = std::fs::read_to_string(folder.join("version.txt")).is_ok_and(|text| text.trim() == evcxr::VERSION);
+    if !installed {
+        let mut install = Command::new(checkout.evcxr());
+        output_of("evcxr_jupyter --install", install.arg("--install").env("JUPYTER_PATH", checkout.jupyter()))?;
+    }
+    // Not evcxr itself: this program chooses a place for the cells first (`lab kernel-process`).
+    let spec = json!({
+        "argv": [lab, "kernel-process", "--checkout", checkout.root(), "{connection_file}"],
+        "display_name": "Rust",
+        "language": "rust",
+        "interrupt_mode": "message",
+    });
+    write_if_new(&folder.join("kernel.json"), &format!("{spec:#}\n"))
+}

@@ -1,0 +1,13 @@
+//! What every notebook has in scope from its first cell: `use gdnlab::prelude::*;`.
+//!
+//! The crate's own vocabulary, and polars for tables.
+
+pub use crate::chunked::Chunked;
+pub use crate::inputs::{Regime, generate};
+pub use crate::kernel::{Kernel, kernel, kernels};
+pub use crate::precision::{Format, Policy};
+pub use crate::problem::{Inputs, Op, Results, Shape, Tensor};
+pub use crate::reference::Reference;
+pub use crate::{Error, Result};
+pub use gdnlab_deps::polars::prelude::*;
+pub use gdnlab_deps::{plotters, polars};
