@@ -151,7 +151,8 @@ struct Draw {
 impl Draw {
     fn stream(&self, name: &str) -> ChaCha8Rng {
         // FNV-1a: a stable hash of the name, so that streams never depend on the compiler's hasher.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        let hash =
+            name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(hash);
         rng
@@ -200,7 +201,8 @@ fn log_decay(draw: &Draw, dims: &[usize], regime: Regime) -> Tensor {
         Regime::NoDecay => g.data.fill(0.0),
         Regime::LongMemory => {
             for (i, x) in g.data.iter_mut().enumerate() {
-                *x = if (i / channels) % heads % 4 == 0 { 0.0 } else { log_sigmoid(*x) / 16.0 };
+                let head = (i / channels) % heads;
+                *x = if head.is_multiple_of(4) { 0.0 } else { log_sigmoid(*x) / 16.0 };
             }
         }
         Regime::FastDecay => {

@@ -1,1 +1,272 @@
-//! In the making.
+//! Day 1's experiment: errors of kernels against the float64 recurrence on the same rounded inputs, over shapes, and
+//! after one step of a policy was changed.
+
+use crate::chunked::Chunked;
+use crate::compare::{compare_results, tolerance};
+use crate::inputs::{Regime, generate};
+use crate::kernel::Kernel;
+use crate::precision::{Format, Policy, Product};
+use crate::problem::{Inputs, Op, Results, Shape};
+use crate::record::{Environment, Errors, Measurement, Pass, Precision, Record, Workload};
+use crate::reference::Reference;
+use crate::{Error, Result};
+use std::ops::ControlFlow;
+
+/// `(T, d_k, d_v)` of the nine rows of the Day 1 tables.
+pub const DAY1_SHAPES: [(usize, usize, usize); 9] = [
+    (256, 64, 64),
+    (256, 64, 128),
+    (256, 128, 128),
+    (1024, 64, 64),
+    (1024, 64, 128),
+    (1024, 128, 128),
+    (4096, 64, 64),
+    (4096, 64, 128),
+    (4096, 128, 128),
+];
+
+/// Heads of the Day 1 problems; the batch is 1.
+pub const DAY1_HEADS: usize = 2;
+
+/// The problems of an experiment: each shape in each regime.
+#[derive(Clone, Debug)]
+pub struct Problems {
+    /// Operator.
+    pub op: Op,
+    /// Shapes, in the order in which they run.
+    pub shapes: Vec<Shape>,
+    /// Input regimes.
+    pub regimes: Vec<Regime>,
+    /// Seed of the inputs.
+    pub seed: u64,
+}
+
+impl Problems {
+    /// GDN on the nine shapes of Day 1.
+    pub fn day1(regimes: &[Regime], seed: u64) -> Self {
+        let shapes = DAY1_SHAPES.map(|(t, k, v)| Shape::new(t, DAY1_HEADS, k, v)).to_vec();
+        Self { op: Op::Gdn, shapes, regimes: regimes.to_vec(), seed }
+    }
+
+    /// Inputs, shape and regime of each problem, made when it is its turn.
+    fn each(&self) -> impl Iterator<Item = Result<(Inputs, Regime)>> + '_ {
+        self.shapes.iter().flat_map(move |shape| {
+            self.regimes.iter().map(move |&regime| Ok((generate(self.op, shape, regime, self.seed)?, regime)))
+        })
+    }
+
+    fn count(&self) -> usize {
+        self.shapes.len() * self.regimes.len()
+    }
+}
+
+/// One step of long work: `done` of `total` are finished, `name` is next. Return [`ControlFlow::Break`] to stop.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Steps that are finished.
+    pub done: usize,
+    /// All steps.
+    pub total: usize,
+    /// What comes next.
+    pub name: String,
+}
+
+/// The float64 truths of one problem, one for each input format that was asked for.
+struct Truths {
+    inputs: Inputs,
+    known: Vec<(Format, Inputs, Results)>,
+}
+
+impl Truths {
+    fn new(inputs: Inputs) -> Self {
+        Self { inputs, known: Vec::new() }
+    }
+
+    /// The inputs rounded to `format`, and what the recurrence makes of them.
+    fn of(&mut self, format: Format) -> Result<(&Inputs, &Results)> {
+        if !self.known.iter().any(|(known, ..)| *known == format) {
+            let rounded = self.inputs.rounded_to(format);
+            let truth = Reference.backward(&rounded)?;
+            self.known.push((format, rounded, truth));
+        }
+        self.known
+            .iter()
+            .find(|(known, ..)| *known == format)
+            .map(|(_, inputs, truth)| (inputs, truth))
+            .ok_or_else(|| Error::input(format!("no truth for {format} inputs")))
+    }
+
+    /// The errors of each tensor of `kernel`, forward and backward.
+    fn errors(&mut self, kernel: &dyn Kernel) -> Result<Vec<Errors>> {
+        let (inputs, truth) = self.of(kernel.input_format())?;
+        let comparisons = compare_results(&kernel.backward(inputs)?, truth)?;
+        comparisons
+            .iter()
+            .map(|comparison| {
+                let class = crate::compare::TensorClass::of(&comparison.tensor)?;
+                Ok(Errors::new(comparison, tolerance(kernel.mode(), class)?.unit_roundoff()))
+            })
+            .collect()
+    }
+}
+
+/// Runs every kernel on every problem; one record for each result tensor.
+///
+/// # Errors
+/// [`Error::Stopped`] where `progress` asked to stop, [`Error::Unsupported`] where a kernel does not implement the
+/// operator, and whatever a kernel or the generation of inputs reports.
+pub fn run(
+    problems: &Problems,
+    kernels: &[&dyn Kernel],
+    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
+) -> Result<Vec<Record>> {
+    if let Some(kernel) = kernels.iter().find(|kernel| !kernel.ops().contains(&problems.op)) {
+        let reason = format!("it does not implement {}", problems.op);
+        return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
+    }
+    let environment = Environment::detect();
+    let total = problems.count() * kernels.len();
+    let mut records = Vec::new();
+    let mut done = 0;
+    for problem in problems.each() {
+        let (inputs, regime) = problem?;
+        let shape = inputs.shape;
+        let mut truths = Truths::new(inputs);
+        for kernel in kernels {
+            let name = format!("{} {} {shape} {regime}", kernel.name(), problems.op);
+            if progress(&Step { done, total, name }).is_break() {
+                return Err(Error::Stopped);
+            }
+            let workload = Workload::new(problems.op, &shape)
+                .kernel(kernel.name(), kernel.mode())
+                .inputs(regime.name(), problems.seed);
+            for errors in truths.errors(*kernel)? {
+                let workload = workload.clone().pass(Pass::of_tensor(&errors.tensor));
+                records.push(Record::new(&environment, &workload, Measurement::Numerics(errors)));
+            }
+            done += 1;
+        }
+    }
+    Ok(records)
+}
+
+/// A policy with one step changed.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Name of the policy that the change starts from.
+    pub base: String,
+    /// The step that was changed.
+    pub step: String,
+    /// The format that its operands were given, or `None` where nothing was changed.
+    pub format: Option<Format>,
+    /// The policy that results.
+    pub policy: Policy,
+}
+
+impl Variant {
+    /// `base` as it is, then with the operands of one product after the other in `format`, then with all of them.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where `base` is no preset.
+    pub fn products(base: &str, format: Format) -> Result<Vec<Self>> {
+        let start = Policy::preset(base)?;
+        let variant =
+            |step: &str, format, policy| Self { base: base.to_owned(), step: step.to_owned(), format, policy };
+        let mut all = vec![variant("none", None, start.clone())];
+        for &product in Product::ALL {
+            all.push(variant(product.name(), Some(format), start.clone().operands(product, format)));
+        }
+        let every = Product::ALL.iter().fold(start, |policy, &product| policy.operands(product, format));
+        all.push(variant("every product", Some(format), every));
+        Ok(all)
+    }
+}
+
+/// Errors of each variant on each problem: the ablation, one step at a time. Chunks have 64 tokens.
+///
+/// # Errors
+/// As [`run`].
+pub fn ablation(
+    problems: &Problems,
+    variants: &[Variant],
+    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
+) -> Result<Vec<Record>> {
+    let environment = Environment::detect();
+    let total = problems.count() * variants.len();
+    let mut records = Vec::new();
+    let mut done = 0;
+    for problem in problems.each() {
+        let (inputs, regime) = problem?;
+        let shape = inputs.shape;
+        let mut truths = Truths::new(inputs);
+        for variant in variants {
+            let name = format!("{} in {:?} {shape} {regime}", variant.step, variant.format);
+            if progress(&Step { done, total, name }).is_break() {
+                return Err(Error::Stopped);
+            }
+            let kernel = Chunked::new("cpu-chunk", variant.policy.clone(), 64)?;
+            let workload = Workload::new(problems.op, &shape)
+                .kernel(kernel.name(), &variant.base)
+                .inputs(regime.name(), problems.seed);
+            for errors in truths.errors(&kernel)? {
+                let workload = workload.clone().pass(Pass::of_tensor(&errors.tensor));
+                let measurement = Measurement::Precision(Precision {
+                    base: variant.base.clone(),
+                    step: variant.step.clone(),
+                    format: variant.format.map(|format| format.name().to_owned()),
+                    errors,
+                });
+                records.push(Record::new(&environment, &workload, measurement));
+            }
+            done += 1;
+        }
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn go_on(_: &Step) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn small() -> Problems {
+        Problems { shapes: vec![Shape::new(80, 1, 16, 8)], ..Problems::day1(&[Regime::MildDecay], 1) }
+    }
+
+    fn max_rel(records: &[Record], step: &str) -> f64 {
+        let of_step = |record: &&Record| record.precision().is_some_and(|precision| precision.step == step);
+        records.iter().filter(of_step).filter_map(|record| record.errors()?.max_rel).fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn every_kernel_and_tensor_gives_a_record() {
+        let kernels = [Chunked::presets().remove(0), Chunked::presets().remove(4)];
+        let kernels: Vec<&dyn Kernel> = kernels.iter().map(|kernel| kernel as &dyn Kernel).collect();
+        let mut steps = Vec::new();
+        let records = run(&small(), &kernels, |step| {
+            steps.push(step.done);
+            ControlFlow::Continue(())
+        })
+        .expect("valid");
+        assert_eq!((records.len(), steps), (2 * 8, vec![0, 1]));
+        assert!(records.iter().all(|record| record.errors().is_some_and(|errors| errors.nonfinite == 0)));
+    }
+
+    #[test]
+    fn a_step_in_tf32_costs_accuracy_and_none_does_not() {
+        let variants = Variant::products("fp32", Format::Tf32Truncated).expect("a preset");
+        let records = ablation(&small(), &variants, go_on).expect("valid");
+        let (none, solve, every) =
+            (max_rel(&records, "none"), max_rel(&records, "solve"), max_rel(&records, "every product"));
+        assert!(none < 1e-5 && none < solve / 3.0 && solve < every, "{none:e} {solve:e} {every:e}");
+    }
+
+    #[test]
+    fn a_stop_is_reported() {
+        let stopped = run(&small(), &[&Reference], |_| ControlFlow::Break(()));
+        assert!(matches!(stopped, Err(Error::Stopped)));
+    }
+}

@@ -186,7 +186,8 @@ fn repeat_heads(tensor: &Tensor, group: usize) -> Tensor {
     let dim = tensor.dims[3];
     let mut dims = tensor.dims.clone();
     dims[2] *= group;
-    let data = tensor.data.chunks_exact(dim).flat_map(|row| std::iter::repeat_n(row, group).flatten().copied()).collect();
+    let data =
+        tensor.data.chunks_exact(dim).flat_map(|row| std::iter::repeat_n(row, group).flatten().copied()).collect();
     Tensor { dims, data }
 }
 

@@ -59,7 +59,7 @@ impl<T: Real> Chunk<T> {
         let dp = engine.keep(Intermediate::DScores, dp);
 
         let keys = self.erase_keys();
-        let from_start = self.decay.from_start();
+        let from_start = self.decay.since_start();
         let mut dq = adjoint(d_o.view(), solved.state.t()).scale(self.scale).scale_rows(from_start);
         self.decay.add_apply(engine, &dp, &self.k, &mut dq);
         let mut a = adjoint(y.view(), solved.state.t()).scale(-T::ONE).scale_rows(from_start);
@@ -90,9 +90,7 @@ impl<T: Real> Chunk<T> {
     /// `x*dx`, summed over channels where the gate is a scalar.
     fn gate_gradient(&self, engine: &Engine<'_>, x: &Matrix<T>, dx: &Matrix<T>) -> Matrix<T> {
         match self.op {
-            Op::Gdn => {
-                Matrix { rows: x.rows, cols: 1, data: (0..x.rows).map(|i| dot(x.row(i), dx.row(i))).collect() }
-            }
+            Op::Gdn => Matrix { rows: x.rows, cols: 1, data: (0..x.rows).map(|i| dot(x.row(i), dx.row(i))).collect() },
             Op::Gdn2 => engine.keep(Intermediate::InputGrads, x.clone().scale_rows(dx)),
         }
     }

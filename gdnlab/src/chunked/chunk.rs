@@ -99,8 +99,7 @@ impl<T: Real> Chunk<T> {
             }
             WriteForm::Wy => {
                 let rhs_u = engine.keep(Intermediate::WriteRhs, write);
-                let rhs_w =
-                    engine.keep(Intermediate::WriteRhs, self.erase_keys().scale_rows(self.decay.from_start()));
+                let rhs_w = engine.keep(Intermediate::WriteRhs, self.erase_keys().scale_rows(self.decay.since_start()));
                 let u = engine.product(Product::ApplyInverse, inverse.view(), rhs_u.view());
                 let w = engine.product(Product::ApplyInverse, inverse.view(), rhs_w.view());
                 let mut u = engine.keep(Intermediate::Wy, u);

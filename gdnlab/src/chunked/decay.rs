@@ -51,7 +51,7 @@ impl<T: Real> Decay<T> {
     }
 
     /// `e^G`, `[n, 1]` or `[n, K]`.
-    pub fn from_start(&self) -> &Matrix<T> {
+    pub fn since_start(&self) -> &Matrix<T> {
         &self.from_start
     }
 
@@ -120,14 +120,7 @@ impl<T: Real> Decay<T> {
     }
 
     /// `M_ij = sum_d a_id b_jd E_ijd` for `i > j` (`strict`) or `i >= j`, zero elsewhere.
-    pub fn gram(
-        &self,
-        engine: &Engine<'_>,
-        product: Product,
-        a: &Matrix<T>,
-        b: &Matrix<T>,
-        strict: bool,
-    ) -> Matrix<T> {
+    pub fn gram(&self, engine: &Engine<'_>, product: Product, a: &Matrix<T>, b: &Matrix<T>, strict: bool) -> Matrix<T> {
         if let Some(e) = &self.scalar {
             let mut m = engine.product(product, a.view(), b.t());
             m.data.iter_mut().zip(&e.data).for_each(|(x, e)| *x = *x * *e);

@@ -89,9 +89,9 @@ fn invert_block<T: Real>(l: &Matrix<T>, range: std::ops::Range<usize>, inverse: 
     for r in 0..range.len() {
         let mut row = [T::default(); SOLVE_BLOCK];
         row[r] = T::ONE;
-        for c in 0..r {
-            let factor = -l.data[(range.start + r) * l.cols + range.start + c];
-            row.iter_mut().zip(&block[c]).for_each(|(x, y)| *x = *x + factor * *y);
+        let coefficients = &l.row(range.start + r)[range.start..range.start + r];
+        for (factor, solved) in coefficients.iter().zip(&block) {
+            row.iter_mut().zip(solved).for_each(|(x, y)| *x += -*factor * *y);
         }
         block[r] = row;
         inverse.row_mut(range.start + r)[range.clone()].copy_from_slice(&row[..range.len()]);

@@ -171,13 +171,7 @@ pub(super) struct View<'a, T> {
 
 impl<T: Real> View<'_, T> {
     pub fn t(self) -> Self {
-        Self {
-            rows: self.cols,
-            cols: self.rows,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-            ..self
-        }
+        Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
     /// A copy, row-major in the direction in which the elements lie in memory, each element passed through `convert`.

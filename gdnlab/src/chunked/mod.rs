@@ -173,7 +173,10 @@ impl Kernel for Chunked {
     fn summary(&self) -> String {
         let [gate, u, output] =
             [Intermediate::GateCumsum, Intermediate::U, Intermediate::Output].map(|kept| self.policy.format(kept));
-        format!("chunked form, chunk {}: inputs {}, U {u}, gates {gate}, output {output}", self.chunk, self.policy.inputs)
+        format!(
+            "chunked form, chunk {}: inputs {}, U {u}, gates {gate}, output {output}",
+            self.chunk, self.policy.inputs
+        )
     }
 
     fn needs(&self) -> &'static str {
@@ -185,17 +188,15 @@ impl Kernel for Chunked {
     }
 
     fn mode(&self) -> &'static str {
+        if let Some((preset, _)) = Policy::presets().into_iter().find(|(_, policy)| *policy == self.policy) {
+            return preset;
+        }
         match self.policy.inputs {
             Format::F64 => "fp64",
+            Format::F32 => "fp32",
+            Format::Tf32 | Format::Tf32Truncated => "tf32",
             Format::Bf16 => "bf16",
             Format::F16 => "fp16",
-            Format::Tf32 => "tf32",
-            Format::F32 => {
-                let narrow = crate::precision::Product::ALL
-                    .iter()
-                    .any(|&product| !self.policy.product(product).operands.contains(Format::F32));
-                if narrow { "tf32" } else { "fp32" }
-            }
         }
     }
 

@@ -75,7 +75,7 @@ pub(super) fn decode(path: &Path, name: &str, view: &TensorView<'_>) -> Result<T
     let bytes = view.data();
     let data = match format_of(path, name, view.dtype())? {
         Format::F64 => values(bytes, f64::from_le_bytes),
-        Format::F32 | Format::Tf32 => values(bytes, |word| f64::from(f32::from_le_bytes(word))),
+        Format::F32 | Format::Tf32 | Format::Tf32Truncated => values(bytes, |word| f64::from(f32::from_le_bytes(word))),
         Format::F16 => values(bytes, |word| f16::from_le_bytes(word).to_f64()),
         Format::Bf16 => values(bytes, |word| bf16::from_le_bytes(word).to_f64()),
     };

@@ -136,7 +136,7 @@ impl Stored {
         let data = tensor.data.iter();
         let (dtype, bytes) = match format {
             Format::F64 => (Dtype::F64, data.flat_map(|x| x.to_le_bytes()).collect()),
-            Format::F32 | Format::Tf32 => {
+            Format::F32 | Format::Tf32 | Format::Tf32Truncated => {
                 (Dtype::F32, data.flat_map(|x| (format.round(*x) as f32).to_le_bytes()).collect())
             }
             Format::F16 => (Dtype::F16, data.flat_map(|x| f16::from_f64(format.round(*x)).to_le_bytes()).collect()),

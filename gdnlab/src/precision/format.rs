@@ -4,10 +4,10 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A floating-point format that values are rounded to. All of them round to nearest, ties to even, keep subnormals,
-/// overflow to infinity and keep NaN.
+/// A floating-point format that values are rounded to. All of them keep subnormals, overflow to infinity and keep NaN;
+/// all but [`Format::Tf32Truncated`] round to nearest, ties to even.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Format {
     /// IEEE binary64.
     F64,
@@ -15,6 +15,10 @@ pub enum Format {
     F32,
     /// NVIDIA's TF32: the exponent range of binary32 with 10 fraction bits.
     Tf32,
+    /// TF32 by dropping the last 13 bits of a binary32 number, towards zero: what a tensor core does with an operand that
+    /// nobody rounded before. On an H200 the products of fla's triangular solve show it: their errors have the sign of
+    /// the result and a mean of half a unit in the last place (`data/day01-peers_h200_2026-11-29.jsonl`).
+    Tf32Truncated,
     /// bfloat16: the exponent range of binary32 with 7 fraction bits.
     Bf16,
     /// IEEE binary16: 5 exponent bits, 10 fraction bits, largest value 65,504.
@@ -23,7 +27,7 @@ pub enum Format {
 
 impl Format {
     /// All formats, widest first.
-    pub const ALL: [Self; 5] = [Self::F64, Self::F32, Self::Tf32, Self::Bf16, Self::F16];
+    pub const ALL: [Self; 6] = [Self::F64, Self::F32, Self::Tf32, Self::Tf32Truncated, Self::Bf16, Self::F16];
 
     /// Name as used in files, records and on the command line.
     pub fn name(self) -> &'static str {
@@ -31,6 +35,7 @@ impl Format {
             Self::F64 => "f64",
             Self::F32 => "f32",
             Self::Tf32 => "tf32",
+            Self::Tf32Truncated => "tf32-truncated",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
         }
@@ -41,7 +46,7 @@ impl Format {
         match self {
             Self::F64 => 52,
             Self::F32 => 23,
-            Self::Tf32 | Self::F16 => 10,
+            Self::Tf32 | Self::Tf32Truncated | Self::F16 => 10,
             Self::Bf16 => 7,
         }
     }
@@ -50,7 +55,7 @@ impl Format {
     pub fn min_exponent(self) -> i32 {
         match self {
             Self::F64 => -1022,
-            Self::F32 | Self::Tf32 | Self::Bf16 => -126,
+            Self::F32 | Self::Tf32 | Self::Tf32Truncated | Self::Bf16 => -126,
             Self::F16 => -14,
         }
     }
@@ -65,7 +70,8 @@ impl Format {
         (2.0 - exp2i(-(self.fraction_bits() as i32))) * exp2i(self.max_exponent())
     }
 
-    /// Unit roundoff `u`: the largest relative error of rounding a number in the normal range, half the gap at 1.
+    /// Unit roundoff `u` of rounding to nearest: half the gap at 1, the largest relative error in the normal range.
+    /// (Truncation errs by up to twice that; it is counted in the same unit.)
     pub fn unit_roundoff(self) -> f64 {
         exp2i(-(self.fraction_bits() as i32) - 1)
     }
@@ -74,7 +80,7 @@ impl Format {
     pub fn bytes(self) -> usize {
         match self {
             Self::F64 => 8,
-            Self::F32 | Self::Tf32 => 4,
+            Self::F32 | Self::Tf32 | Self::Tf32Truncated => 4,
             Self::Bf16 | Self::F16 => 2,
         }
     }
@@ -86,10 +92,12 @@ impl Format {
             && self.max_exponent() >= other.max_exponent()
     }
 
-    /// `x` rounded once, to the nearest value of this format.
+    /// `x` rounded once to this format.
     pub fn round(self, x: f64) -> f64 {
-        if self == Self::F64 {
-            return x;
+        match self {
+            Self::F64 => return x,
+            Self::Tf32Truncated => return f64::from(truncate_fraction(x as f32)),
+            _ => {}
         }
         let dropped = Self::F64.fraction_bits() - self.fraction_bits();
         let rounded = if x.abs() < exp2i(self.min_exponent()) {
@@ -113,6 +121,7 @@ impl Format {
         match self {
             Self::F64 | Self::F32 => x,
             Self::Tf32 => round_fraction::<13>(x),
+            Self::Tf32Truncated => truncate_fraction(x),
             Self::Bf16 => round_fraction::<16>(x),
             Self::F16 => round_f16(x),
         }
@@ -132,6 +141,7 @@ impl Format {
         match self {
             Self::F64 | Self::F32 => {}
             Self::Tf32 => values.iter_mut().for_each(|x| *x = round_fraction::<13>(*x)),
+            Self::Tf32Truncated => values.iter_mut().for_each(|x| *x = truncate_fraction(*x)),
             Self::Bf16 => values.iter_mut().for_each(|x| *x = round_fraction::<16>(*x)),
             Self::F16 => values.iter_mut().for_each(|x| *x = round_f16(*x)),
         }
@@ -151,6 +161,12 @@ fn round_fraction<const DROPPED: u32>(x: f32) -> f32 {
     let half_down = (1u32 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1);
     let rounded = f32::from_bits(bits.wrapping_add(half_down) & !((1u32 << DROPPED) - 1));
     if x.is_nan() { x } else { rounded }
+}
+
+/// Drops the last 13 fraction bits.
+#[inline]
+fn truncate_fraction(x: f32) -> f32 {
+    if x.is_nan() { x } else { f32::from_bits(x.to_bits() & !0x1fff) }
 }
 
 #[inline]
@@ -174,7 +190,9 @@ impl std::str::FromStr for Format {
 
     fn from_str(text: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
-            Error::input(format!("unknown number format '{text}': expected f64, f32, tf32, bf16 or f16"))
+            Error::input(format!(
+                "unknown number format '{text}': expected f64, f32, tf32, tf32-truncated, bf16 or f16"
+            ))
         })
     }
 }
@@ -250,6 +268,15 @@ mod tests {
             assert_eq!(f64::from(Format::Tf32.round_f32(f32::from_bits((top << 13) + (1 << 12)))), even);
             assert_eq!(Format::Tf32.round(f64::from_bits(middle.to_bits() + 1)), next);
             assert_eq!(Format::Tf32.round(f64::from_bits(middle.to_bits() - 1)), value);
+        }
+    }
+
+    #[test]
+    fn truncation_drops_what_tf32_has_no_bits_for() {
+        let ulp = 2f64.powi(-10);
+        for (x, expected) in [(1.0 + 0.99 * ulp, 1.0), (-1.0 - 0.99 * ulp, -1.0), (1.0 + ulp, 1.0 + ulp), (0.0, 0.0)] {
+            assert_eq!(Format::Tf32Truncated.round(x), expected);
+            assert_eq!(f64::from(Format::Tf32Truncated.round_f32(x as f32)), expected);
         }
     }
 

@@ -156,15 +156,16 @@ impl Policy {
         Self::uniform(Format::F32, Format::F32, Format::F32, Accumulate::F32)
     }
 
-    /// binary32 storage with TF32 operands in every product: what "fp32" means on a tensor core.
+    /// binary32 storage with TF32 operands in every product, truncated as tensor cores do: what "fp32" means there.
     pub fn tf32() -> Self {
-        Self { write_form: WriteForm::Wy, ..Self::uniform(Format::F32, Format::F32, Format::Tf32, Accumulate::F32) }
+        let uniform = Self::uniform(Format::F32, Format::F32, Format::Tf32Truncated, Accumulate::F32);
+        Self { write_form: WriteForm::Wy, ..uniform }
     }
 
-    /// [`Policy::fp32`] in fla's order of operations, with TF32 operands in the solve's products alone: what fla runs
-    /// when it is asked for IEEE products.
+    /// [`Policy::fp32`] in fla's order of operations, with truncated TF32 operands in the solve's products alone: what
+    /// fla runs when it is asked for IEEE products.
     pub fn fp32_tf32_solve() -> Self {
-        Self { write_form: WriteForm::Wy, ..Self::fp32() }.operands(Product::Solve, Format::Tf32)
+        Self { write_form: WriteForm::Wy, ..Self::fp32() }.operands(Product::Solve, Format::Tf32Truncated)
     }
 
     /// What fla stores with bf16 inputs: bf16 for T, w, u, U, P, S and dS as operands and every gradient of an input;
@@ -182,13 +183,13 @@ impl Policy {
         ] {
             policy = policy.keep(wide, Format::F32);
         }
-        policy.operands(Product::Solve, Format::Tf32)
+        policy.operands(Product::Solve, Format::Tf32Truncated)
     }
 
     /// Ours for bf16 inputs: every stored operand in f16, gates and states in fp32, the solve in TF32, the output and
     /// the gradients of the inputs in bf16.
     pub fn f16_internals() -> Self {
-        let mut policy = Self::bf16();
+        let mut policy = Self::bf16().operands(Product::Solve, Format::Tf32);
         policy.write_form = WriteForm::Residual;
         for kept in Intermediate::ALL.iter().copied() {
             if policy.format(kept) == Format::Bf16 && !matches!(kept, Intermediate::Output | Intermediate::InputGrads) {

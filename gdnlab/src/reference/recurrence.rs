@@ -313,8 +313,7 @@ impl WithSimd for Forward<'_> {
             let block = &mut state[v * kp..(v + ROWS) * kp];
             for t in 0..segment.tokens {
                 let (decay, erase) = (token::<S>(&segment.decay, t, kp), token::<S>(&segment.erase, t, kp));
-                let read =
-                    decay_and_read(simd, rows::<S>(block, kp), rows_mut::<S>(&mut scratch, kp), decay, erase);
+                let read = decay_and_read(simd, rows::<S>(block, kp), rows_mut::<S>(&mut scratch, kp), decay, erase);
                 let u = std::array::from_fn(|r| segment.write[t * vp + v + r] - read[r]);
                 let (key, query) = (token::<S>(&segment.key, t, kp), token::<S>(&segment.query, t, kp));
                 let out = write_and_query(simd, rows_mut::<S>(&mut scratch, kp), key, query, u);
@@ -390,10 +389,8 @@ fn step_back<S: Simd>(simd: S, segment: &Segment, d_state: &mut [f64], v: usize,
     let mut du = [simd.splat_f64s(0.0); ROWS];
     for (i, (&key, &query)) in key.iter().zip(&query[..n]).enumerate() {
         let (mut q, mut k) = (dq[i], dk[i]);
-        for (r, (d, s)) in [&mut d0[i], &mut d1[i], &mut d2[i], &mut d3[i]]
-            .into_iter()
-            .zip([s0[i], s1[i], s2[i], s3[i]])
-            .enumerate()
+        for (r, (d, s)) in
+            [&mut d0[i], &mut d1[i], &mut d2[i], &mut d3[i]].into_iter().zip([s0[i], s1[i], s2[i], s3[i]]).enumerate()
         {
             *d = simd.mul_add_e_f64s(query, d_o[r], *d);
             q = simd.mul_add_e_f64s(simd.mul_add_e_f64s(key, u[r], s), d_o[r], q);
@@ -411,10 +408,8 @@ fn step_back<S: Simd>(simd: S, segment: &Segment, d_state: &mut [f64], v: usize,
     let dg = &mut token_mut::<S>(&mut adjoint.dg, t, kp)[..n];
     for (i, (&decay, &erase)) in decay.iter().zip(&erase[..n]).enumerate() {
         let (mut e, mut g) = (de[i], dg[i]);
-        for (r, (d, s)) in [&mut d0[i], &mut d1[i], &mut d2[i], &mut d3[i]]
-            .into_iter()
-            .zip([s0[i], s1[i], s2[i], s3[i]])
-            .enumerate()
+        for (r, (d, s)) in
+            [&mut d0[i], &mut d1[i], &mut d2[i], &mut d3[i]].into_iter().zip([s0[i], s1[i], s2[i], s3[i]]).enumerate()
         {
             let d_decayed = simd.mul_add_e_f64s(erase, du[r], *d);
             e = simd.mul_add_e_f64s(s, du[r], e);
