@@ -2,6 +2,8 @@
 
 use gdnlab::peer::{Case, read_case, remove_unfinished};
 use gdnlab::{Error, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
@@ -34,10 +36,14 @@ pub fn warn(path: &Path, warnings: &[String]) {
 
 /// Makes Ctrl-C and a request to terminate remove what is half-written before they end the process.
 pub fn clean_up_when_interrupted() -> Result<()> {
-    ctrlc::set_handler(|| {
-        remove_unfinished();
-        // 128 + SIGINT, as shells report it.
-        std::process::exit(130);
-    })
-    .map_err(|error| Error::input(format!("cannot listen for Ctrl-C: {error}")))
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|error| Error::input(format!("cannot listen for Ctrl-C: {error}")))?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            remove_unfinished();
+            // 128 + SIGINT, as shells report it.
+            std::process::exit(130);
+        }
+    });
+    Ok(())
 }
