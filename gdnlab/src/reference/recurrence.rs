@@ -240,30 +240,24 @@ fn token_mut<S: Simd>(data: &mut [f64], t: usize, kp: usize) -> &mut [S::f64s] {
     S::as_mut_simd_f64s(&mut data[t * kp..(t + 1) * kp]).0
 }
 
-/// `S' = Diag(e^g) S`, written to `decayed`; returns `S'^T e` of each row.
+/// `S = Diag(e^g) S` in place; returns `S^T e` of each row.
 #[inline(always)]
 fn decay_and_read<S: Simd>(
     simd: S,
-    state: [&[S::f64s]; ROWS],
-    decayed: [&mut [S::f64s]; ROWS],
+    state: [&mut [S::f64s]; ROWS],
     decay: &[S::f64s],
     erase: &[S::f64s],
 ) -> [f64; ROWS] {
     let n = decay.len();
-    let [s0, s1, s2, s3] = state.map(|row| &row[..n]);
-    let [d0, d1, d2, d3] = decayed.map(|row| &mut row[..n]);
-    let mut sums = [simd.splat_f64s(0.0); ROWS];
+    let [s0, s1, s2, s3] = state.map(|row| &mut row[..n]);
+    let mut read = [simd.splat_f64s(0.0); ROWS];
     for (i, (&decay, &erase)) in decay.iter().zip(&erase[..n]).enumerate() {
-        d0[i] = simd.mul_f64s(decay, s0[i]);
-        d1[i] = simd.mul_f64s(decay, s1[i]);
-        d2[i] = simd.mul_f64s(decay, s2[i]);
-        d3[i] = simd.mul_f64s(decay, s3[i]);
-        sums[0] = simd.mul_add_e_f64s(d0[i], erase, sums[0]);
-        sums[1] = simd.mul_add_e_f64s(d1[i], erase, sums[1]);
-        sums[2] = simd.mul_add_e_f64s(d2[i], erase, sums[2]);
-        sums[3] = simd.mul_add_e_f64s(d3[i], erase, sums[3]);
+        for (s, read) in [&mut s0[i], &mut s1[i], &mut s2[i], &mut s3[i]].into_iter().zip(&mut read) {
+            *s = simd.mul_f64s(decay, *s);
+            *read = simd.mul_add_e_f64s(*s, erase, *read);
+        }
     }
-    sums.map(|sum| simd.reduce_sum_f64s(sum))
+    read.map(|read| simd.reduce_sum_f64s(read))
 }
 
 /// `S += k u^T` in place; returns `S^T (s q)` of each row.
@@ -278,18 +272,39 @@ fn write_and_query<S: Simd>(
     let n = key.len();
     let u = u.map(|u| simd.splat_f64s(u));
     let [s0, s1, s2, s3] = state.map(|row| &mut row[..n]);
-    let mut sums = [simd.splat_f64s(0.0); ROWS];
+    let mut out = [simd.splat_f64s(0.0); ROWS];
     for (i, (&key, &query)) in key.iter().zip(&query[..n]).enumerate() {
-        s0[i] = simd.mul_add_e_f64s(key, u[0], s0[i]);
-        s1[i] = simd.mul_add_e_f64s(key, u[1], s1[i]);
-        s2[i] = simd.mul_add_e_f64s(key, u[2], s2[i]);
-        s3[i] = simd.mul_add_e_f64s(key, u[3], s3[i]);
-        sums[0] = simd.mul_add_e_f64s(s0[i], query, sums[0]);
-        sums[1] = simd.mul_add_e_f64s(s1[i], query, sums[1]);
-        sums[2] = simd.mul_add_e_f64s(s2[i], query, sums[2]);
-        sums[3] = simd.mul_add_e_f64s(s3[i], query, sums[3]);
+        for (r, s) in [&mut s0[i], &mut s1[i], &mut s2[i], &mut s3[i]].into_iter().enumerate() {
+            *s = simd.mul_add_e_f64s(key, u[r], *s);
+            out[r] = simd.mul_add_e_f64s(*s, query, out[r]);
+        }
     }
-    sums.map(|sum| simd.reduce_sum_f64s(sum))
+    out.map(|out| simd.reduce_sum_f64s(out))
+}
+
+/// [`write_and_query`] of one token and [`decay_and_read`] of the next, with one pass over the state.
+#[inline(always)]
+fn write_and_go_on<S: Simd>(
+    simd: S,
+    state: [&mut [S::f64s]; ROWS],
+    (key, query): (&[S::f64s], &[S::f64s]),
+    (decay, erase): (&[S::f64s], &[S::f64s]),
+    u: [f64; ROWS],
+) -> ([f64; ROWS], [f64; ROWS]) {
+    let n = key.len();
+    let u = u.map(|u| simd.splat_f64s(u));
+    let [s0, s1, s2, s3] = state.map(|row| &mut row[..n]);
+    let (query, decay, erase) = (&query[..n], &decay[..n], &erase[..n]);
+    let (mut out, mut read) = ([simd.splat_f64s(0.0); ROWS], [simd.splat_f64s(0.0); ROWS]);
+    for (i, &key) in key.iter().enumerate() {
+        for (r, s) in [&mut s0[i], &mut s1[i], &mut s2[i], &mut s3[i]].into_iter().enumerate() {
+            let written = simd.mul_add_e_f64s(key, u[r], *s);
+            out[r] = simd.mul_add_e_f64s(written, query[i], out[r]);
+            *s = simd.mul_f64s(decay[i], written);
+            read[r] = simd.mul_add_e_f64s(*s, erase[i], read[r]);
+        }
+    }
+    (out.map(|out| simd.reduce_sum_f64s(out)), read.map(|read| simd.reduce_sum_f64s(read)))
 }
 
 /// One segment of the forward.
@@ -307,19 +322,23 @@ impl WithSimd for Forward<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { segment, state, o } = self;
-        let (kp, vp) = (segment.kp, segment.vp);
-        let mut scratch = vec![0.0; ROWS * kp];
+        let (kp, vp, last) = (segment.kp, segment.vp, segment.tokens - 1);
+        let vectors = |data, t| token::<S>(data, t, kp);
         for v in (0..vp).step_by(ROWS) {
             let block = &mut state[v * kp..(v + ROWS) * kp];
-            for t in 0..segment.tokens {
-                let (decay, erase) = (token::<S>(&segment.decay, t, kp), token::<S>(&segment.erase, t, kp));
-                let read = decay_and_read(simd, rows::<S>(block, kp), rows_mut::<S>(&mut scratch, kp), decay, erase);
-                let u = std::array::from_fn(|r| segment.write[t * vp + v + r] - read[r]);
-                let (key, query) = (token::<S>(&segment.key, t, kp), token::<S>(&segment.query, t, kp));
-                let out = write_and_query(simd, rows_mut::<S>(&mut scratch, kp), key, query, u);
+            let written = |t: usize, read: [f64; ROWS]| std::array::from_fn(|r| segment.write[t * vp + v + r] - read[r]);
+            let mut read =
+                decay_and_read(simd, rows_mut::<S>(block, kp), vectors(&segment.decay, 0), vectors(&segment.erase, 0));
+            for t in 0..last {
+                let this = (vectors(&segment.key, t), vectors(&segment.query, t));
+                let next = (vectors(&segment.decay, t + 1), vectors(&segment.erase, t + 1));
+                let (out, next_read) = write_and_go_on(simd, rows_mut::<S>(block, kp), this, next, written(t, read));
                 o[t * vp + v..t * vp + v + ROWS].copy_from_slice(&out);
-                block.copy_from_slice(&scratch);
+                read = next_read;
             }
+            let (key, query) = (vectors(&segment.key, last), vectors(&segment.query, last));
+            let out = write_and_query(simd, rows_mut::<S>(block, kp), key, query, written(last, read));
+            o[last * vp + v..last * vp + v + ROWS].copy_from_slice(&out);
         }
     }
 }
@@ -355,19 +374,17 @@ impl WithSimd for Backward<'_> {
 #[inline(always)]
 fn recompute<S: Simd>(simd: S, segment: &Segment, state: &[f64], v: usize, adjoint: &mut Adjoint) {
     let (kp, vp) = (segment.kp, segment.vp);
-    let mut before = state.to_vec();
+    let mut now = state.to_vec();
     for t in 0..segment.tokens {
-        let decayed = &mut adjoint.states[t * ROWS * kp..(t + 1) * ROWS * kp];
         let (decay, erase) = (token::<S>(&segment.decay, t, kp), token::<S>(&segment.erase, t, kp));
-        let read = decay_and_read(simd, rows::<S>(&before, kp), rows_mut::<S>(decayed, kp), decay, erase);
+        let read = decay_and_read(simd, rows_mut::<S>(&mut now, kp), decay, erase);
+        adjoint.states[t * ROWS * kp..(t + 1) * ROWS * kp].copy_from_slice(&now);
         let u: [f64; ROWS] = std::array::from_fn(|r| segment.write[t * vp + v + r] - read[r]);
         adjoint.u[t] = u;
-        let u = u.map(|u| simd.splat_f64s(u));
         let key = token::<S>(&segment.key, t, kp);
-        for ((after, decayed), u) in rows_mut::<S>(&mut before, kp).into_iter().zip(rows::<S>(decayed, kp)).zip(u) {
-            for ((after, &decayed), &key) in after.iter_mut().zip(decayed).zip(key) {
-                *after = simd.mul_add_e_f64s(key, u, decayed);
-            }
+        for (row, u) in rows_mut::<S>(&mut now, kp).into_iter().zip(u) {
+            let u = simd.splat_f64s(u);
+            row.iter_mut().zip(key).for_each(|(s, &key)| *s = simd.mul_add_e_f64s(key, u, *s));
         }
     }
 }
