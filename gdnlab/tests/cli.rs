@@ -194,7 +194,7 @@ fn perturbed_results_do_not_verify() {
         assert_code(&verify(truth(name).with("dv", |x| x[0] = f64::INFINITY)), 1);
         let as_bf16 = verify(truth(name).with("o", |x| x.iter_mut().for_each(|x| *x = to_bf16(*x))));
         assert_code(&as_bf16, 1);
-        assert!(text(&as_bf16.stdout).contains("every value is a bf16 number"));
+        assert!(text(&as_bf16.stdout).contains("the values have only the digits of bf16"));
         assert!(text(&as_bf16.stdout).contains("but within that of bf16"));
         assert_code(&verify(truth(name).with("dq", |x| x.fill(0.0))), 1);
     }
@@ -400,5 +400,39 @@ fn every_command_has_help_with_an_example() {
         let output = lab([command, "--help"]);
         assert_code(&output, 0);
         assert!(text(&output.stdout).contains(&format!("Example:\n  cargo lab {command}")), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn an_interrupt_leaves_a_whole_file_or_none() {
+    let folder = TempDir::new().unwrap();
+    let tokens = 20_000;
+    let ones = |count: usize| 1f32.to_le_bytes().repeat(count);
+    let wide = [1, tokens, 1, 32];
+    let mut long = Tensors(BTreeMap::new());
+    for name in ["q", "k", "v", "do"] {
+        long = long.with_raw(name, Dtype::F32, &wide, ones(tokens * 32));
+    }
+    for name in ["g", "beta"] {
+        long = long.with_raw(name, Dtype::F32, &wide[..3], vec![0; 4 * tokens]);
+    }
+    let input = long.write(&folder, "case");
+    let out = folder.path().join("out");
+    for wait_ms in [10, 40, 80, 120, 160, 200] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lab"))
+            .args(path_arguments("reference", &[&input, Path::new("-o"), &out]))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().is_ok());
+        child.wait().unwrap();
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let name = entry.unwrap().file_name();
+            assert!(name == "case" || name == "out", "{name:?} was left after {wait_ms} ms");
+        }
+        if out.exists() {
+            assert_eq!(Tensors::read(&out).0.len(), 8);
+        }
     }
 }

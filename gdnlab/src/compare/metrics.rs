@@ -44,23 +44,10 @@ pub struct Comparison {
     /// Size of the terms that `r` is a sum of, 0 where it is not known. Rounding errors scale with it rather than with
     /// `r` where the terms cancel: see [`compare_call`].
     pub terms: f64,
-    /// Largest `|G_t| e^(g_t)`, `G` the sum of the log decay `g` from the start of each [`DECAY_WINDOW`] tokens, 0 where
-    /// it is not known. Rounding `G` moves `e^(G_i - G_j)` by `|G|` roundoffs, which matters where that has not vanished.
-    pub decay: f64,
     /// The narrowest format that holds every value found: a result that went through bf16 betrays itself here.
     pub narrowest: Format,
     /// The element that is furthest off, a non-finite one first; `None` where every element is exact.
     pub worst: Option<Worst>,
-}
-
-/// Tokens over which the log decay is summed for [`Comparison::decay`]: the usual chunk.
-pub const DECAY_WINDOW: usize = 64;
-
-/// What the inputs of a call tell about the rounding errors of its results.
-#[derive(Clone, Copy, Default)]
-struct Conditioning {
-    terms: f64,
-    decay: f64,
 }
 
 /// One element, with what was found and what was expected there.
@@ -89,7 +76,7 @@ pub struct Worst {
 /// # Errors
 /// [`Error::Input`] where the shapes differ.
 pub fn compare(name: &str, got: &Tensor, expected: &Tensor) -> Result<Comparison> {
-    compare_conditioned(name, got, expected, Conditioning::default())
+    compare_scaled(name, got, expected, 0.0)
 }
 
 /// Compares all that `got` holds with `expected`; gradients only where both have them.
@@ -97,7 +84,7 @@ pub fn compare(name: &str, got: &Tensor, expected: &Tensor) -> Result<Comparison
 /// # Errors
 /// [`Error::Input`] where shapes differ.
 pub fn compare_results(got: &Results, expected: &Results) -> Result<Vec<Comparison>> {
-    compare_each(&got.named(), &expected.named(), |_| Conditioning::default())
+    compare_each(&got.named(), &expected.named(), |_| 0.0)
 }
 
 /// [`compare_results`] for results of `inputs`, given by name so that some may be missing: tensors that one side lacks
@@ -115,20 +102,19 @@ pub fn compare_call(inputs: &Inputs, got: &[(&str, &Tensor)], expected: &[(&str,
         (Some(dq), Some(dk)) => largest_dg_term(inputs, dq, dk),
         _ => 0.0,
     };
-    let decay = largest_decay(inputs);
-    compare_each(got, expected, |name| Conditioning { terms: if name == "dg" { dg_terms } else { 0.0 }, decay })
+    compare_each(got, expected, |name| if name == "dg" { dg_terms } else { 0.0 })
 }
 
 fn compare_each(
     got: &[(&str, &Tensor)],
     expected: &[(&str, &Tensor)],
-    conditioning: impl Fn(&str) -> Conditioning,
+    terms: impl Fn(&str) -> f64,
 ) -> Result<Vec<Comparison>> {
     expected
         .iter()
         .filter_map(|(name, truth)| {
             let (_, found) = got.iter().find(|(found_name, _)| found_name == name)?;
-            Some(compare_conditioned(name, found, truth, conditioning(name)))
+            Some(compare_scaled(name, found, truth, terms(name)))
         })
         .collect()
 }
@@ -146,23 +132,6 @@ fn largest_dg_term(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> f64 {
     products.chunks(channels).map(|head| head.iter().sum()).fold(0.0, f64::max)
 }
 
-/// `max |G_t| e^(g_t)`, `G` the sum of g from the start of each block of [`DECAY_WINDOW`] tokens.
-fn largest_decay(inputs: &Inputs) -> f64 {
-    let g = inputs.gates.log_decay();
-    let lanes = g.dims.iter().skip(2).product::<usize>().max(1);
-    let mut largest = 0.0f64;
-    for block in g.data.chunks(DECAY_WINDOW * lanes) {
-        let mut cumulative = vec![0.0; lanes];
-        for token in block.chunks(lanes) {
-            for (total, &g) in cumulative.iter_mut().zip(token) {
-                *total += g;
-                largest = largest.max(total.abs() * g.exp());
-            }
-        }
-    }
-    largest
-}
-
 /// The narrowest format that holds all of `values`.
 fn narrowest(values: &[f64]) -> Format {
     let holds = |format: Format| values.iter().all(|&x| x.is_nan() || format.round(x) == x);
@@ -170,12 +139,12 @@ fn narrowest(values: &[f64]) -> Format {
     narrow_first.into_iter().find(|&format| holds(format)).unwrap_or(Format::F64)
 }
 
-/// [`compare`], with what is known of the problem's conditioning.
-fn compare_conditioned(name: &str, got: &Tensor, expected: &Tensor, problem: Conditioning) -> Result<Comparison> {
+/// [`compare`], with the size of the terms that `expected` is a sum of.
+fn compare_scaled(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<Comparison> {
     if got.dims != expected.dims {
         return Err(Error::input(format!("tensor '{name}': expected shape {:?}, got {:?}", expected.dims, got.dims)));
     }
-    let distances = Distances::new(&got.data, &expected.data, problem.terms);
+    let distances = Distances::new(&got.data, &expected.data, terms);
     let scan = scan(&got.data, &expected.data);
     let (bias, bias_p) = distances.bias();
     Ok(Comparison {
@@ -191,8 +160,7 @@ fn compare_conditioned(name: &str, got: &Tensor, expected: &Tensor, problem: Con
         bias_p,
         max_expected: if distances.zero_reference { 0.0 } else { distances.scale },
         rms_expected: if distances.zero_reference { 0.0 } else { distances.scale * distances.reference_rms() },
-        terms: problem.terms,
-        decay: problem.decay,
+        terms,
         narrowest: narrowest(&got.data),
         worst: scan.worst.map(|at| Worst {
             index: expected.index_of(at),

@@ -7,10 +7,11 @@ mod metrics;
 mod report;
 mod sum;
 mod tolerance;
+mod yardstick;
 
 #[cfg(test)]
 mod tests;
 
-pub use metrics::{Comparison, DECAY_WINDOW, Worst, compare, compare_call, compare_results};
+pub use metrics::{Comparison, Worst, compare, compare_call, compare_results};
 pub use report::{Report, Verdict};
 pub use tolerance::{Mode, TensorClass, Tolerance, mode, modes, tolerance};

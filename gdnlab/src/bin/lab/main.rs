@@ -8,6 +8,7 @@ mod compute;
 mod jupyter;
 mod kernel_process;
 mod kernels;
+mod numerics;
 mod output;
 mod reference;
 mod run;
@@ -27,12 +28,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(run::Args),
+    Jupyter(jupyter::Args),
     Verify(verify::Args),
     Reference(reference::Args),
     Compute(compute::Args),
     Kernels(kernels::Args),
-    Run(run::Args),
-    Jupyter(jupyter::Args),
+    Numerics(numerics::Args),
     #[command(hide = true)]
     KernelProcess(kernel_process::Args),
 }
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Reference(args) => args.run(),
         Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
+        Command::Numerics(args) => args.run(),
         Command::Run(args) => args.run(),
         Command::Jupyter(args) => args.run(),
         Command::KernelProcess(args) => args.run(),

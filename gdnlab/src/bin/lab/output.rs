@@ -36,13 +36,12 @@ pub fn warn(path: &Path, warnings: &[String]) {
 
 /// Makes Ctrl-C and a request to terminate remove what is half-written before they end the process.
 pub fn clean_up_when_interrupted() -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-        .map_err(|error| Error::input(format!("cannot listen for Ctrl-C: {error}")))?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Error::io("signals", error))?;
     std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
+        if let Some(signal) = signals.forever().next() {
             remove_unfinished();
-            // 128 + SIGINT, as shells report it.
-            std::process::exit(130);
+            // As shells report it.
+            std::process::exit(128 + signal);
         }
     });
     Ok(())

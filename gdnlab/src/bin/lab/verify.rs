@@ -1,7 +1,7 @@
 //! `cargo lab verify`.
 
 use crate::output::{open_case, print, warn};
-use gdnlab::compare::{Report, compare_call, mode, modes};
+use gdnlab::compare::{Report, mode, modes};
 use gdnlab::kernel::Kernel;
 use gdnlab::peer::{ResultFile, read_results};
 use gdnlab::precision::Format;
@@ -41,10 +41,10 @@ impl Args {
         warn(&self.result, &found.warnings);
         let truth = truth_for(&found, &inputs, &self.case)?;
         let mode_name = chosen.map_or_else(|| mode_of(inputs.dtype), |mode| mode.name);
-        let comparisons = compare_call(&inputs, &found.named(), &truth.named())?;
+        let judge = |mode_name| Report::of_call(&inputs, &found.named(), &truth, mode_name);
         let checked = Checked {
-            report: Report::new(comparisons.clone(), mode_name)?,
-            passes: passing_modes(&comparisons)?,
+            report: judge(mode_name)?,
+            passes: passing_modes(judge)?,
             found: &found,
             inputs: &inputs,
             chosen: self.tolerance.is_some(),
@@ -80,10 +80,10 @@ fn mode_of(dtype: Format) -> &'static str {
 }
 
 /// Every mode whose limits all tensors keep.
-fn passing_modes(comparisons: &[gdnlab::compare::Comparison]) -> Result<Vec<&'static str>> {
+fn passing_modes(judge: impl Fn(&'static str) -> Result<Report>) -> Result<Vec<&'static str>> {
     let mut passing = Vec::new();
     for mode in modes() {
-        if Report::new(comparisons.to_vec(), mode.name)?.pass {
+        if judge(mode.name)?.pass {
             passing.push(mode.name);
         }
     }

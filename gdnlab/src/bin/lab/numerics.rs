@@ -1,0 +1,219 @@
+//! `cargo lab numerics`.
+
+use crate::output::{note, print};
+use gdnlab::chunked::Chunked;
+use gdnlab::inputs::Regime;
+use gdnlab::kernel::{Kernel, kernel};
+use gdnlab::numerics::{DAY1_HEADS, DAY1_SHAPES, Problems, run};
+use gdnlab::precision::Policy;
+use gdnlab::problem::{Op, Shape};
+use gdnlab::record::{Errors, Record, to_json_lines};
+use gdnlab::{Error, Result};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+/// Measure the errors of kernels against the float64 recurrence: the table of Day 1 for any shapes.
+///
+/// For each shape and input regime, seeded random inputs are rounded to the kernel's input format, and its output,
+/// final state and every gradient are compared with the float64 truth for those same inputs. One table per kernel and
+/// regime; its last lines give the largest error of each tensor, also in units of the mode's unit roundoff u.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo lab numerics                                    the nine shapes of Day 1 in four modes
+  cargo lab numerics --shape 1000,128,128 --mode bf16   one shape, one mode
+  cargo lab numerics --op gdn2 --regime correlated --shape 512,64,64 --json")]
+pub struct Args {
+    /// Operator: gdn or gdn2.
+    #[arg(long, default_value_t = Op::Gdn)]
+    op: Op,
+    /// Shapes, each as T,K,V: tokens, key and value dimension of a head. Without it, the nine shapes of Day 1.
+    #[arg(long, value_name = "T,K,V", num_args = 1..)]
+    shape: Vec<Size>,
+    /// Number of heads.
+    #[arg(long, value_name = "H", default_value_t = DAY1_HEADS)]
+    heads: usize,
+    /// Precision modes of the chunked form: fp64, fp32, fp32-tf32-solve, tf32, bf16, f16-internals. Without it, bf16,
+    /// tf32, fp32-tf32-solve and fp32, unless kernels are named.
+    #[arg(long, num_args = 1..)]
+    mode: Vec<String>,
+    /// Chunk size of the chunked form: 16, 32, 64 or 128.
+    #[arg(long, value_name = "C", default_value_t = 64)]
+    chunk: usize,
+    /// Kernels by their names in `cargo lab kernels`.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    kernel: Vec<String>,
+    /// Input regimes: gaussian, mild-decay, long-memory, no-decay, fast-decay, correlated, gate-in-kernel, beta-one,
+    /// beta-two.
+    #[arg(long, num_args = 1.., default_values_t = [Regime::MildDecay])]
+    regime: Vec<Regime>,
+    /// Seed of the inputs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Error metric in the tables.
+    #[arg(long, value_enum, default_value_t = Metric::MaxRel)]
+    metric: Metric,
+    /// Print one JSON record per tensor, with every metric, instead of the tables.
+    #[arg(long)]
+    json: bool,
+}
+
+/// `T,K,V` on the command line.
+#[derive(Clone, Copy)]
+struct Size {
+    tokens: usize,
+    key_dim: usize,
+    value_dim: usize,
+}
+
+impl FromStr for Size {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let numbers: Vec<Option<usize>> = text.split(',').map(|part| part.trim().parse().ok()).collect();
+        match numbers.as_slice() {
+            [Some(tokens), Some(key_dim), Some(value_dim)] => {
+                Ok(Self { tokens: *tokens, key_dim: *key_dim, value_dim: *value_dim })
+            }
+            _ => Err(Error::input("expected three numbers T,K,V such as 1024,64,128")),
+        }
+    }
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Metric {
+    /// Largest error over the largest true value.
+    MaxRel,
+    /// RMS error over the RMS of the true values.
+    RelRms,
+}
+
+impl Metric {
+    fn name(self) -> &'static str {
+        match self {
+            Self::MaxRel => "max_rel",
+            Self::RelRms => "rel_rms",
+        }
+    }
+
+    fn of(self, errors: &Errors) -> Option<f64> {
+        match self {
+            Self::MaxRel => errors.max_rel,
+            Self::RelRms => errors.rel_rms,
+        }
+    }
+}
+
+impl Args {
+    pub fn run(self) -> Result<ExitCode> {
+        let kernels = self.kernels()?;
+        let kernels: Vec<&dyn Kernel> = kernels.iter().map(AsRef::as_ref).collect();
+        let problems = Problems { op: self.op, shapes: self.shapes()?, regimes: self.regime.clone(), seed: self.seed };
+        let records = run(&problems, &kernels, |step| {
+            note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
+            ControlFlow::Continue(())
+        })?;
+        print(&if self.json { to_json_lines(&records)? } else { self.tables(&records) })?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn shapes(&self) -> Result<Vec<Shape>> {
+        let day1 = DAY1_SHAPES.map(|(tokens, key_dim, value_dim)| Size { tokens, key_dim, value_dim });
+        let sizes = if self.shape.is_empty() { &day1[..] } else { &self.shape };
+        let shape = |size: &Size| Shape::new(size.tokens, self.heads, size.key_dim, size.value_dim);
+        sizes.iter().map(shape).map(|shape| shape.validate().map(|()| shape)).collect()
+    }
+
+    fn kernels(&self) -> Result<Vec<Box<dyn Kernel>>> {
+        let day1 = ["bf16", "tf32", "fp32-tf32-solve", "fp32"].map(str::to_owned);
+        let modes = if self.mode.is_empty() && self.kernel.is_empty() { &day1[..] } else { &self.mode };
+        let mut all: Vec<Box<dyn Kernel>> = Vec::new();
+        for mode in modes {
+            let name = match self.chunk {
+                64 => format!("cpu-chunk-{mode}"),
+                chunk => format!("cpu-chunk-{mode}-c{chunk}"),
+            };
+            all.push(Box::new(Chunked::new(&name, Policy::preset(mode)?, self.chunk)?));
+        }
+        for name in &self.kernel {
+            all.push(kernel(name)?);
+        }
+        Ok(all)
+    }
+
+    /// One table for each kernel and regime, in the order of their first records.
+    fn tables(&self, records: &[Record]) -> String {
+        let group = |record: &Record| (record.workload.kernel.clone(), record.workload.regime.clone());
+        let mut groups = Vec::new();
+        for record in records {
+            if !groups.contains(&group(record)) {
+                groups.push(group(record));
+            }
+        }
+        let tables = groups.iter().map(|key| {
+            let rows: Vec<&Record> = records.iter().filter(|record| group(record) == *key).collect();
+            self.table(&rows)
+        });
+        tables.collect::<Vec<_>>().join("\n")
+    }
+
+    fn table(&self, records: &[&Record]) -> String {
+        let Some(workload) = records.first().map(|record| &record.workload) else { return String::new() };
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let errors: Vec<(String, &Errors)> =
+            records.iter().filter_map(|record| Some((size_columns(record), record.errors()?))).collect();
+        let mut tensors: Vec<&str> = Vec::new();
+        let mut sizes: Vec<&str> = Vec::new();
+        for (size, error) in &errors {
+            if !tensors.contains(&error.tensor.as_str()) {
+                tensors.push(&error.tensor);
+            }
+            if !sizes.contains(&size.as_str()) {
+                sizes.push(size);
+            }
+        }
+        let mut table = format!(
+            "{}, {} of {} with H = {}, inputs {} from seed {}\n{:>6} {:>4} {:>4}",
+            text(&workload.kernel),
+            self.metric.name(),
+            self.op,
+            self.heads,
+            text(&workload.regime),
+            self.seed,
+            "T",
+            "K",
+            "V"
+        );
+        tensors.iter().for_each(|tensor| table += &format!(" {tensor:>11}"));
+        let cells = |of: &dyn Fn(&str) -> String| {
+            tensors.iter().map(|tensor| format!(" {:>11}", of(tensor))).collect::<String>()
+        };
+        for size in sizes {
+            let found = |tensor: &str| errors.iter().find(|(at, error)| at == size && error.tensor == tensor);
+            table +=
+                &format!("\n{size}{}", cells(&|tensor| found(tensor).map_or_else(String::new, |(_, e)| self.cell(e))));
+        }
+        let worst = |tensor: &str, over: &dyn Fn(&Errors) -> f64| {
+            let of_tensor = errors.iter().filter(|(_, error)| error.tensor == tensor);
+            of_tensor.filter_map(|(_, error)| Some(self.metric.of(error)? / over(error))).fold(0.0, f64::max)
+        };
+        table += &format!("\n{:<16}{}", "largest", cells(&|tensor| format!("{:.2e}", worst(tensor, &|_| 1.0))));
+        let in_u = |tensor: &str| format!("{:.2}", worst(tensor, &|error| error.unit_roundoff.unwrap_or(f64::NAN)));
+        table + &format!("\n{:<16}{}\n", "  in u", cells(&in_u))
+    }
+
+    fn cell(&self, errors: &Errors) -> String {
+        match self.metric.of(errors) {
+            Some(error) if errors.nonfinite == 0 => format!("{error:.2e}"),
+            _ => "not finite".to_owned(),
+        }
+    }
+}
+
+/// The columns T, K and V of a row.
+fn size_columns(record: &Record) -> String {
+    let text = |size: Option<usize>| size.map_or_else(String::new, |size| size.to_string());
+    let workload = &record.workload;
+    format!("{:>6} {:>4} {:>4}", text(workload.tokens), text(workload.key_dim), text(workload.value_dim))
+}
