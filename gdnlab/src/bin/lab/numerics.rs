@@ -9,6 +9,7 @@ use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
 use gdnlab::record::{Errors, Record, to_json_lines};
 use gdnlab::{Error, Result};
+use std::fmt;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -145,69 +146,74 @@ impl Args {
     /// One table for each kernel and regime, in the order of their first records.
     fn tables(&self, records: &[Record]) -> String {
         let group = |record: &Record| (record.workload.kernel.clone(), record.workload.regime.clone());
-        let mut groups = Vec::new();
-        for record in records {
-            if !groups.contains(&group(record)) {
-                groups.push(group(record));
-            }
-        }
-        let tables = groups.iter().map(|key| {
-            let rows: Vec<&Record> = records.iter().filter(|record| group(record) == *key).collect();
-            self.table(&rows)
+        let tables = distinct(records.iter().map(group)).into_iter().map(|(kernel, regime)| {
+            let key = (kernel.clone(), regime.clone());
+            let rows = records.iter().filter(|record| group(record) == key);
+            let table = Table {
+                metric: self.metric,
+                rows: rows.filter_map(|record| Some((size_columns(record), record.errors()?))).collect(),
+            };
+            format!(
+                "{}, {} of {} with H = {}, inputs {} from seed {}\n{table}",
+                kernel.unwrap_or_default(),
+                self.metric.name(),
+                self.op,
+                self.heads,
+                regime.unwrap_or_default(),
+                self.seed
+            )
         });
         tables.collect::<Vec<_>>().join("\n")
     }
+}
 
-    fn table(&self, records: &[&Record]) -> String {
-        let Some(workload) = records.first().map(|record| &record.workload) else { return String::new() };
-        let text = |field: &Option<String>| field.clone().unwrap_or_default();
-        let errors: Vec<(String, &Errors)> =
-            records.iter().filter_map(|record| Some((size_columns(record), record.errors()?))).collect();
-        let mut tensors: Vec<&str> = Vec::new();
-        let mut sizes: Vec<&str> = Vec::new();
-        for (size, error) in &errors {
-            if !tensors.contains(&error.tensor.as_str()) {
-                tensors.push(&error.tensor);
-            }
-            if !sizes.contains(&size.as_str()) {
-                sizes.push(size);
-            }
+/// The different ones of `items`, in their order.
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in items {
+        if !seen.contains(&item) {
+            seen.push(item);
         }
-        let mut table = format!(
-            "{}, {} of {} with H = {}, inputs {} from seed {}\n{:>6} {:>4} {:>4}",
-            text(&workload.kernel),
-            self.metric.name(),
-            self.op,
-            self.heads,
-            text(&workload.regime),
-            self.seed,
-            "T",
-            "K",
-            "V"
-        );
-        tensors.iter().for_each(|tensor| table += &format!(" {tensor:>11}"));
-        let cells = |of: &dyn Fn(&str) -> String| {
-            tensors.iter().map(|tensor| format!(" {:>11}", of(tensor))).collect::<String>()
-        };
-        for size in sizes {
-            let found = |tensor: &str| errors.iter().find(|(at, error)| at == size && error.tensor == tensor);
-            table +=
-                &format!("\n{size}{}", cells(&|tensor| found(tensor).map_or_else(String::new, |(_, e)| self.cell(e))));
+    }
+    seen
+}
+
+/// Errors of one kernel on one regime: a row per shape, a column per tensor.
+struct Table<'a> {
+    metric: Metric,
+    /// The columns T, K and V, and the errors of one tensor.
+    rows: Vec<(String, &'a Errors)>,
+}
+
+impl Table<'_> {
+    fn cell(&self, size: &str, tensor: &str) -> String {
+        match self.rows.iter().find(|(at, errors)| at == size && errors.tensor == tensor) {
+            None => String::new(),
+            Some((_, errors)) if errors.nonfinite > 0 => "not finite".to_owned(),
+            Some((_, errors)) => self.metric.of(errors).map_or_else(|| "infinite".to_owned(), |e| format!("{e:.2e}")),
         }
-        let worst = |tensor: &str, over: &dyn Fn(&Errors) -> f64| {
-            let of_tensor = errors.iter().filter(|(_, error)| error.tensor == tensor);
-            of_tensor.filter_map(|(_, error)| Some(self.metric.of(error)? / over(error))).fold(0.0, f64::max)
-        };
-        table += &format!("\n{:<16}{}", "largest", cells(&|tensor| format!("{:.2e}", worst(tensor, &|_| 1.0))));
-        let in_u = |tensor: &str| format!("{:.2}", worst(tensor, &|error| error.unit_roundoff.unwrap_or(f64::NAN)));
-        table + &format!("\n{:<16}{}\n", "  in u", cells(&in_u))
     }
 
-    fn cell(&self, errors: &Errors) -> String {
-        match self.metric.of(errors) {
-            Some(error) if errors.nonfinite == 0 => format!("{error:.2e}"),
-            _ => "not finite".to_owned(),
+    /// The largest error of `tensor`, each over what `unit` gives.
+    fn largest(&self, tensor: &str, unit: impl Fn(&Errors) -> Option<f64>) -> f64 {
+        let of_tensor = self.rows.iter().filter(|(_, errors)| errors.tensor == tensor);
+        of_tensor.filter_map(|(_, errors)| Some(self.metric.of(errors)? / unit(errors)?)).fold(0.0, f64::max)
+    }
+}
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = distinct(self.rows.iter().map(|(_, errors)| errors.tensor.as_str()));
+        let line = |head: &str, cell: &dyn Fn(&str) -> String| {
+            let cells: String = tensors.iter().map(|tensor| format!(" {:>11}", cell(tensor))).collect();
+            format!("{head:<16}{cells}\n")
+        };
+        f.write_str(&line(&format!("{:>6} {:>4} {:>4}", "T", "K", "V"), &str::to_owned))?;
+        for size in distinct(self.rows.iter().map(|(size, _)| size.as_str())) {
+            f.write_str(&line(size, &|tensor| self.cell(size, tensor)))?;
         }
+        f.write_str(&line("largest", &|tensor| format!("{:.2e}", self.largest(tensor, |_| Some(1.0)))))?;
+        f.write_str(&line("largest, in u", &|tensor| format!("{:.2}", self.largest(tensor, |e| e.unit_roundoff))))
     }
 }
 
