@@ -44,7 +44,8 @@ pub struct Comparison {
     /// Size of the terms that `r` is a sum of, 0 where it is not known. Rounding errors scale with it rather than with
     /// `r` where the terms cancel: see [`compare_call`].
     pub terms: f64,
-    /// The narrowest format that holds every value found: a result that went through bf16 betrays itself here.
+    /// The narrowest format that holds every value found: a result that went through bf16 betrays itself here. Zeros
+    /// alone tell nothing and count as binary64.
     pub narrowest: Format,
     /// The element that is furthest off, a non-finite one first; `None` where every element is exact.
     pub worst: Option<Worst>,
@@ -135,6 +136,9 @@ fn largest_dg_term(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> f64 {
 /// The narrowest format that holds all of `values`.
 fn narrowest(values: &[f64]) -> Format {
     let holds = |format: Format| values.iter().all(|&x| x.is_nan() || format.round(x) == x);
+    if values.iter().all(|&x| x == 0.0) {
+        return Format::F64;
+    }
     let narrow_first = [Format::Bf16, Format::F16, Format::Tf32, Format::F32];
     narrow_first.into_iter().find(|&format| holds(format)).unwrap_or(Format::F64)
 }

@@ -121,8 +121,7 @@ impl Verdict {
             wrong.push(format!("the values have only the digits of {found}, fewer than {unit}"));
         }
         let place = comparison.worst.as_ref().map(|worst| worst.describe(&comparison.tensor)).unwrap_or_default();
-        let (tensor, wrong) = (&comparison.tensor, wrong.join("; "));
-        format!("{tensor}: {wrong}\n  worst at {place}\n  why this limit: {}", tolerance.reason)
+        format!("{}: {}\n  worst at {place}", comparison.tensor, wrong.join("; "))
     }
 }
 
@@ -208,10 +207,12 @@ impl fmt::Display for Report {
         if self.verdicts.iter().any(|verdict| verdict.hard_inputs) {
             writeln!(f, "* {MARGIN} times what the chunk form errs in this precision: these inputs amplify roundoff")?;
         }
-        for verdict in self.verdicts.iter().filter(|verdict| !verdict.pass) {
-            writeln!(f, "{}", verdict.complaint())?;
-        }
-        Ok(())
+        let failed = || self.verdicts.iter().filter(|verdict| !verdict.pass);
+        failed().try_for_each(|verdict| writeln!(f, "{}", verdict.complaint()))?;
+        let mut reasons: Vec<&str> = failed().map(|verdict| verdict.tolerance.reason).collect();
+        reasons.sort_unstable();
+        reasons.dedup();
+        reasons.iter().try_for_each(|reason| writeln!(f, "why this limit: {reason}"))
     }
 }
 

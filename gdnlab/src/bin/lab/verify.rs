@@ -131,7 +131,7 @@ impl Checked<'_> {
             .map(|verdict| verdict.comparison.tensor.as_str())
             .collect();
         let elsewhere = match self.passes.as_slice() {
-            [] => "and of every other mode".to_owned(),
+            [] => "and outside that of every other mode".to_owned(),
             others => format!("but within that of {}", others.join(", ")),
         };
         format!("OUTSIDE tolerance {mode} ({}), {elsewhere}\n", failed.join(", "))
