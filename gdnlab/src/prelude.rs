@@ -3,6 +3,7 @@
 //! The crate's own vocabulary, and polars for tables.
 
 pub use crate::chunked::Chunked;
+pub use crate::compare::{Comparison, compare, compare_results};
 pub use crate::inputs::{Regime, generate};
 pub use crate::kernel::{Kernel, kernel, kernels};
 pub use crate::precision::{Format, Policy};
