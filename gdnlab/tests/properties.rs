@@ -38,9 +38,11 @@ fn regime() -> impl Strategy<Value = Regime> {
     proptest::sample::select(Regime::ALL.to_vec())
 }
 
-/// Shapes with awkward lengths and head dimensions.
+/// Shapes with awkward lengths and head dimensions. With a single key channel the first key spans the whole space, and
+/// `1 - beta k^2` alone decides what is left of a state: no algorithm keeps relative accuracy there as beta nears 1, so
+/// K = 1 has a test of its own.
 fn shape() -> impl Strategy<Value = Shape> {
-    (1..3usize, 0..150usize, 1..3usize, 1..3usize, 1..40usize, 1..40usize).prop_map(
+    (1..3usize, 0..150usize, 1..3usize, 1..3usize, 2..40usize, 1..40usize).prop_map(
         |(batch, tokens, qk_heads, group, key_dim, value_dim)| Shape {
             batch,
             tokens,
@@ -251,6 +253,18 @@ fn every_gradient_equals_finite_differences() {
             }
         }
         assert_eq!(grads.len(), if op == Op::Gdn { 8 } else { 9 });
+    }
+}
+
+#[test]
+fn heads_of_one_channel_work() {
+    for op in Op::ALL {
+        for (key_dim, value_dim) in [(1, 1), (1, 5), (5, 1)] {
+            let inputs = generate(op, &Shape::new(40, 1, key_dim, value_dim), Regime::MildDecay, 11).expect("valid");
+            let chunked = Chunked::presets().remove(0).backward(&inputs).expect("valid");
+            let truth = Reference.backward(&inputs).expect("valid");
+            assert_close(&chunked, &truth, 1e-11, &format!("{op} K={key_dim} V={value_dim}"));
+        }
     }
 }
 

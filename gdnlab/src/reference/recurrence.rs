@@ -326,7 +326,8 @@ impl WithSimd for Forward<'_> {
         let vectors = |data, t| token::<S>(data, t, kp);
         for v in (0..vp).step_by(ROWS) {
             let block = &mut state[v * kp..(v + ROWS) * kp];
-            let written = |t: usize, read: [f64; ROWS]| std::array::from_fn(|r| segment.write[t * vp + v + r] - read[r]);
+            let written =
+                |t: usize, read: [f64; ROWS]| std::array::from_fn(|r| segment.write[t * vp + v + r] - read[r]);
             let mut read =
                 decay_and_read(simd, rows_mut::<S>(block, kp), vectors(&segment.decay, 0), vectors(&segment.erase, 0));
             for t in 0..last {
