@@ -15,7 +15,7 @@ const WIDTH: i32 = 2400;
 const HEIGHT: i32 = 1120;
 /// Left edge of the first panel; distance from one panel to the next, as the free width is shared; inner margin.
 const LEFT: i32 = 210;
-const GAP: i32 = 130;
+const GAP: i32 = 112;
 /// Upper and lower edge of the panels of the upper row.
 const TOP: i32 = 210;
 const BOTTOM: i32 = 640;
@@ -209,7 +209,7 @@ impl Plot<'_> {
             let color = style::mix(PALE, DEEP, depth);
             canvas.draw(&Rectangle::new([(x0, y0), (x1 - 2, y0 + CELL_HEIGHT - 2)], color.filled()))?;
             let ink = if depth > 0.45 { WHITE } else { INK };
-            let number = style::text(SMALL, ink, HPos::Center, VPos::Center);
+            let number = style::text(SMALL - 2, ink, HPos::Center, VPos::Center);
             canvas.draw_text(&axis::short(value), &number, ((x0 + x1) / 2, y0 + CELL_HEIGHT / 2))?;
         }
         let name = style::text(SMALL, INK, HPos::Right, VPos::Center).transform(FontTransform::Rotate270);

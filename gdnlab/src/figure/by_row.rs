@@ -33,6 +33,7 @@ pub struct Rows<'a> {
 /// Draws one panel and row per variant in `variants`: a dot per tensor, its median `max_rel` over shapes, above a band
 /// that spans the same medians of `target`. At the right stands how far the variant is from the target, as a typical
 /// factor: `exp` of the RMS over tensors of `ln(variant / target)`. The closest variant stands out and is the title.
+/// Tensors that the target does not have are left out.
 /// `source` goes into the footer.
 ///
 /// Both tables have the columns tensor and max_rel.
@@ -40,9 +41,12 @@ pub struct Rows<'a> {
 /// # Errors
 /// [`Error::Table`] where a column is missing, [`Error::Figure`] where no tensor has a positive error in both tables.
 pub fn error_by_row(variants: &DataFrame, rows: Rows<'_>, target: Named<'_>, source: &str) -> Result<Figure> {
-    let trials = trials(variants, rows)?;
     let (label, table) = target;
     let targets = medians_of(&errors_by_tensor(table)?);
+    let mut trials = trials(variants, rows)?;
+    for trial in &mut trials {
+        trial.medians.retain(|(tensor, _)| targets.iter().any(|(known, _)| known == tensor));
+    }
     let (low, high) = axis::extent(targets.iter().map(|(_, error)| *error))
         .ok_or_else(|| Error::Figure(format!("no positive error in the table '{label}'")))?;
     let all = trials.iter().flat_map(|trial| trial.medians.iter().map(|(_, error)| *error));

@@ -8,7 +8,7 @@ mod published;
 pub(crate) mod rows;
 
 pub use mode::{Mode, format_label};
-pub use observe::{gradients_against_forward, growth_with_length, worst};
+pub use observe::{bias, gradients_against_forward, growth_with_length, worst};
 pub use published::{day1_published, read_csv};
 
 use crate::record::{self, Record};
@@ -87,6 +87,28 @@ pub fn errors(records: &[Record]) -> Result<DataFrame> {
     Ok(DataFrame::new(rows.len(), columns.into_iter().filter(|column| !empty(column)).collect())?)
 }
 
+/// [`errors`] of an ablation, with the column change, which says in words what happened to which policy: "fp32, one step
+/// in TF32". The unchanged policies, whose step is `none`, stand under the same words.
+///
+/// # Errors
+/// As [`errors`], and [`Error::Table`] where `records` hold no ablation.
+pub fn ablation(records: &[Record]) -> Result<DataFrame> {
+    let errors = errors(records)?;
+    require(&errors, &["base", "step", "format"])?;
+    let (bases, formats) = (errors.column("base")?.str()?, errors.column("format")?.str()?);
+    let words = |base: &str| {
+        let of_base = bases.iter().zip(formats.iter()).filter(|(other, _)| *other == Some(base));
+        let labels = rows::distinct(of_base.filter_map(|(_, format)| format))
+            .into_iter()
+            .map(|format| format.parse().map_or_else(|_| format.to_owned(), |format| format_label(format).to_owned()));
+        format!("{}, one step in {}", Mode::of(base).label, labels.collect::<Vec<_>>().join(" or "))
+    };
+    let changes: Vec<Option<String>> = bases.iter().map(|base| base.map(words)).collect();
+    let mut columns = errors.columns().to_vec();
+    columns.push(Column::new("change".into(), changes));
+    Ok(DataFrame::new(errors.height(), columns)?)
+}
+
 /// The table of Day 1 for one mode: a row per shape, a column per tensor, `max_rel` in units of `unit` (such as 1e-3).
 ///
 /// `errors` has the columns mode, T, d_k, d_v, tensor and max_rel, as [`errors`] and [`day1_published`] make them.
@@ -130,7 +152,8 @@ pub fn beside(measured: &DataFrame, published: &DataFrame) -> Result<DataFrame> 
         .collect()?)
 }
 
-/// [`day1`] of ours and of the published numbers in one table for reading: each cell is `ours | theirs`.
+/// [`day1`] of ours and of the published numbers in one table for reading: each cell is `ours | theirs`. Tensors that were
+/// not published are left out.
 ///
 /// # Errors
 /// As [`day1`].
@@ -139,7 +162,8 @@ pub fn day1_beside(measured: &DataFrame, published: &DataFrame, mode: &str, unit
     let theirs = day1(published, mode, unit)?;
     let mut columns: Vec<Column> = ours.columns()[..3].to_vec();
     for column in &ours.columns()[3..] {
-        let (left, right) = (column.f64()?, theirs.column(column.name())?.f64()?);
+        let Ok(other) = theirs.column(column.name()) else { continue };
+        let (left, right) = (column.f64()?, other.f64()?);
         let cell = |(a, b): (Option<f64>, Option<f64>)| {
             let [a, b] = [a, b].map(|value| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}")));
             format!("{a} | {b}")

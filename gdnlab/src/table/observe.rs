@@ -3,8 +3,8 @@
 //! Errors spread over a factor rather than by an amount, so every estimate is made on logarithms, and intervals are
 //! Student's at 95 %.
 
-use super::Mode;
 use super::rows::{Sample, distinct, samples};
+use super::{Mode, require};
 use crate::{Error, Result};
 use gdnlab_deps::polars::prelude::*;
 use gdnlab_deps::statrs::distribution::{ContinuousCDF, StudentsT};
@@ -41,8 +41,9 @@ pub fn worst(errors: &DataFrame) -> Result<DataFrame> {
 /// Whether the error grows with sequence length: the factor by which `max_rel` changes when T doubles, per mode.
 ///
 /// Least squares of log2(max_rel) on log2(T) with one intercept per tensor and head size, so that only the change with
-/// T within each counts. Columns: mode, factor, low, high (95 % interval), p (two-sided, that the factor is 1), n.
-/// Errors at different T are independent here, since each length has its own inputs.
+/// T within each counts. Columns: mode, factor, low, high (95 % interval), p (two-sided, that the factor is 1), n, and the
+/// answer, which is that the factor is below, about or above 1 as the interval says.
+/// The interval takes the errors for independent of each other.
 ///
 /// # Errors
 /// [`Error::Input`] where a mode has too few lengths for an estimate, [`Error::Table`] where a column is missing.
@@ -76,7 +77,7 @@ pub fn growth_with_length(errors: &DataFrame) -> Result<DataFrame> {
         let error = ((syy - slope * sxy).max(0.0) / freedom / sxx).sqrt();
         Factor::from_log2(slope, error, freedom, n)
     };
-    factors(&modes(&samples), estimate)
+    factors(&modes(&samples), estimate, ["shrinks", "does not change", "grows"])
 }
 
 /// Whether gradients are worse than the forward: the factor between the geometric means of `max_rel` over the gradients
@@ -116,7 +117,28 @@ pub fn gradients_against_forward(errors: &DataFrame) -> Result<DataFrame> {
         let variance = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / freedom;
         Factor::from_log2(mean, (variance / n as f64).sqrt(), freedom, n)
     };
-    factors(&modes(&samples), estimate)
+    factors(&modes(&samples), estimate, ["better", "no difference", "worse"])
+}
+
+/// Whether errors have a direction: of the t-tests that the mean of `x - r` is zero, one per tensor and shape, how many
+/// give a p below `level`, and how many would by chance. Columns: mode, tests, biased, by_chance, and largest_bias, the
+/// largest `|bias|` (mean error over the RMS of the truth).
+///
+/// # Errors
+/// [`Error::Table`] where a column is missing.
+pub fn bias(errors: &DataFrame, level: f64) -> Result<DataFrame> {
+    require(errors, &["mode", "bias", "bias_p"])?;
+    Ok(errors
+        .clone()
+        .lazy()
+        .group_by_stable([col("mode")])
+        .agg([
+            col("bias_p").count().alias("tests"),
+            col("bias_p").lt(lit(level)).sum().alias("biased"),
+            (col("bias_p").count().cast(DataType::Float64) * lit(level)).alias("by_chance"),
+            col("bias").abs().max().alias("largest_bias"),
+        ])
+        .collect()?)
 }
 
 /// An estimated factor with its interval.
@@ -129,6 +151,17 @@ struct Factor {
 }
 
 impl Factor {
+    /// 0 where the interval lies below 1, 1 where it holds 1, 2 where it lies above.
+    fn side(&self) -> usize {
+        if self.high < 1.0 {
+            0
+        } else if self.low <= 1.0 {
+            1
+        } else {
+            2
+        }
+    }
+
     /// From an estimate of its log2, the standard error of that, and the degrees of freedom.
     fn from_log2(estimate: f64, error: f64, freedom: f64, n: usize) -> Result<Self> {
         let student = StudentsT::new(0.0, 1.0, freedom)
@@ -149,7 +182,8 @@ impl Factor {
     }
 }
 
-fn factors(modes: &[&str], estimate: impl Fn(&str) -> Result<Factor>) -> Result<DataFrame> {
+/// A row per mode; `words` say that a factor's interval lies below, around or above 1.
+fn factors(modes: &[&str], estimate: impl Fn(&str) -> Result<Factor>, words: [&'static str; 3]) -> Result<DataFrame> {
     let factors = modes.iter().map(|mode| estimate(mode)).collect::<Result<Vec<_>>>()?;
     let column = |of: fn(&Factor) -> f64| factors.iter().map(of).collect::<Vec<_>>();
     Ok(df!(
@@ -159,6 +193,7 @@ fn factors(modes: &[&str], estimate: impl Fn(&str) -> Result<Factor>) -> Result<
         "high" => column(|factor| factor.high),
         "p" => column(|factor| factor.p),
         "n" => factors.iter().map(|factor| factor.n).collect::<Vec<_>>(),
+        "answer" => factors.iter().map(|factor| words[factor.side()]).collect::<Vec<_>>(),
     )?)
 }
 

@@ -53,17 +53,22 @@ fn the_error_table_has_the_metrics_and_no_empty_columns() {
 }
 
 #[test]
-fn ablations_bring_their_own_columns() {
-    let precision = Precision {
-        base: "fp32".to_owned(),
-        step: "solve".to_owned(),
-        format: Some("tf32".to_owned()),
-        errors: Errors { tensor: "o".to_owned(), max_rel: Some(1e-4), ..Errors::default() },
+fn ablations_say_what_was_changed() {
+    let record = |base: &str, step: &str, format: Option<&str>| {
+        let errors = Errors { tensor: "o".to_owned(), max_rel: Some(1e-4), ..Errors::default() };
+        let format = format.map(str::to_owned);
+        let precision = Precision { base: base.to_owned(), step: step.to_owned(), format, errors };
+        Record::new(&Environment::default(), &Workload::default(), Measurement::Precision(precision))
     };
-    let record = Record::new(&Environment::default(), &Workload::default(), Measurement::Precision(precision));
-    let table = errors(&[record]).unwrap();
-    assert_eq!(table.column("step").unwrap().str().unwrap().get(0), Some("solve"));
-    assert_eq!(table.column("base").unwrap().str().unwrap().get(0), Some("fp32"));
+    let records =
+        [record("fp32", "none", None), record("fp32", "solve", Some("tf32")), record("tf32", "solve", Some("f32"))];
+    let table = ablation(&records).unwrap();
+    let text = |column: &str| -> Vec<String> {
+        table.column(column).unwrap().str().unwrap().iter().flatten().map(str::to_owned).collect()
+    };
+    assert_eq!(text("step"), ["none", "solve", "solve"]);
+    assert_eq!(text("change"), ["fp32, one step in TF32", "fp32, one step in TF32", "TF32, one step in fp32"]);
+    assert!(matches!(ablation(&super::tests::records("bf16", |_, _| 1e-3)), Err(Error::Table(_))));
 }
 
 #[test]
@@ -165,6 +170,7 @@ fn growth_is_the_factor_per_doubling_within_its_interval() {
     let [factor, low, high, p] = ["factor", "low", "high", "p"].map(|column| value(&growth, column, 0));
     assert!(low < 1.25 && 1.25 < high && high / low < 1.1, "{low} {factor} {high}");
     assert!(p < 1e-6, "{p}");
+    assert_eq!(growth.column("answer").unwrap().str().unwrap().get(0), Some("grows"));
 
     let flat = growth_with_length(&errors(&records("bf16", |index, _| 1e-3 * (index + 1) as f64)).unwrap()).unwrap();
     assert!((value(&flat, "factor", 0) - 1.0).abs() < 1e-9);
@@ -195,4 +201,22 @@ fn gradients_are_compared_with_the_forward_by_shape() {
     let mut forward = records("bf16", |_, _| 1e-3);
     forward.retain(|record| !record.errors().unwrap().tensor.starts_with('d'));
     assert!(matches!(gradients_against_forward(&errors(&forward).unwrap()), Err(Error::Input(_))));
+}
+
+#[test]
+fn biased_tests_are_counted() {
+    let table = df!(
+        "mode" => ["a", "a", "a", "b"],
+        "bias" => [1e-5, -3e-5, 2e-5, 0.0],
+        "bias_p" => [0.001, 0.5, 0.04, 0.2],
+    )
+    .unwrap();
+    let bias = bias(&table, 0.01).unwrap();
+    let count =
+        |column: &str, row| bias.column(column).unwrap().cast(&DataType::UInt32).unwrap().u32().unwrap().get(row);
+    assert_eq!((count("tests", 0), count("biased", 0), count("biased", 1)), (Some(3), Some(1), Some(0)));
+    assert!(
+        (value(&bias, "largest_bias", 0) - 3e-5).abs() < 1e-18 && (value(&bias, "by_chance", 0) - 0.03).abs() < 1e-12
+    );
+    assert!(super::bias(&table.drop("bias_p").unwrap(), 0.01).is_err());
 }
