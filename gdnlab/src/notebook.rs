@@ -5,11 +5,16 @@
 
 use crate::Result;
 use crate::figure::Figure;
+use crate::numerics::Step;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use gdnlab_deps::polars::prelude::{AnyValue, DataFrame};
 use std::fmt::Write;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
+
+/// Least time between two lines of progress.
+const BETWEEN_LINES: Duration = Duration::from_secs(2);
 
 /// Rows of a table that are shown; the rest is counted.
 const MAX_ROWS: usize = 200;
@@ -159,35 +164,20 @@ fn escape(text: &str) -> String {
 
 /// Progress in lines, since a cell shows nothing of a line before its end. Steps that follow each other quickly share
 /// one line.
-pub struct Progress {
-    total: usize,
-    done: usize,
-    start: Instant,
-    printed: Option<Instant>,
+pub fn progress_lines() -> impl FnMut(&Step) -> ControlFlow<()> {
+    let start = Instant::now();
+    let mut printed = None;
+    move |step| {
+        if printed.is_none_or(|at: Instant| at.elapsed() >= BETWEEN_LINES) {
+            printed = Some(Instant::now());
+            println!("{}", progress_line(step, start.elapsed()));
+        }
+        ControlFlow::Continue(())
+    }
 }
 
-impl Progress {
-    /// Least time between two lines.
-    const PAUSE: Duration = Duration::from_secs(2);
-
-    /// Progress of `total` steps.
-    pub fn new(total: usize) -> Self {
-        Self { total, done: 0, start: Instant::now(), printed: None }
-    }
-
-    /// Says that one more step, called `name`, is done.
-    pub fn step(&mut self, name: &str) {
-        self.done += 1;
-        let due = self.printed.is_none_or(|at| at.elapsed() >= Self::PAUSE);
-        if due || self.done >= self.total {
-            self.printed = Some(Instant::now());
-            println!("{}", self.line(name));
-        }
-    }
-
-    fn line(&self, name: &str) -> String {
-        format!("{}/{} {name}, {:.1} s", self.done, self.total, self.start.elapsed().as_secs_f64())
-    }
+fn progress_line(step: &Step, elapsed: Duration) -> String {
+    format!("{:>4.0} s  {}/{} done, now {}", elapsed.as_secs_f64(), step.done, step.total, step.name)
 }
 
 #[cfg(test)]
@@ -242,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn progress_counts_its_steps() {
-        let mut progress = Progress::new(3);
-        progress.step("bf16");
-        assert!(progress.line("tf32").starts_with("1/3 tf32, 0."));
+    fn progress_says_what_is_done_and_what_comes() {
+        let step = Step { done: 3, total: 36, name: "cpu-chunk-tf32".to_owned() };
+        assert_eq!(progress_line(&step, Duration::from_secs(12)), "  12 s  3/36 done, now cpu-chunk-tf32");
+        assert!(progress_lines()(&step).is_continue());
     }
 }

@@ -4,11 +4,13 @@
 
 pub use crate::chunked::Chunked;
 pub use crate::compare::{Comparison, compare, compare_results};
+pub use crate::figure::{Figure, Rows};
 pub use crate::inputs::{Regime, generate};
 pub use crate::kernel::{Kernel, kernel, kernels};
+pub use crate::notebook::{Show, progress_lines, show_tables};
 pub use crate::precision::{Format, Policy};
-pub use crate::problem::{Inputs, Op, Results, Shape, Tensor};
+pub use crate::problem::{Gates, Inputs, Op, Results, Shape, Tensor};
 pub use crate::reference::Reference;
-pub use crate::{Error, Result};
+pub use crate::{Error, Result, figure, numerics, record, table};
 pub use gdnlab_deps::polars::prelude::*;
 pub use gdnlab_deps::{plotters, polars};

@@ -68,7 +68,7 @@ fn ablations_say_what_was_changed() {
     };
     assert_eq!(text("step"), ["none", "solve", "solve"]);
     assert_eq!(text("change"), ["fp32, one step in TF32", "fp32, one step in TF32", "TF32, one step in fp32"]);
-    assert!(matches!(ablation(&super::tests::records("bf16", |_, _| 1e-3)), Err(Error::Table(_))));
+    assert!(matches!(ablation(&self::records("bf16", |_, _| 1e-3)), Err(Error::Table(_))));
 }
 
 #[test]
