@@ -200,7 +200,11 @@ pub fn ablation(
         let shape = inputs.shape;
         let mut truths = Truths::new(inputs);
         for variant in variants {
-            let name = format!("{} in {:?} {shape} {regime}", variant.step, variant.format);
+            let change = match variant.format {
+                Some(format) => format!("with {} in {format}", variant.step),
+                None => "unchanged".to_owned(),
+            };
+            let name = format!("{} {change}, {shape} {regime}", variant.base);
             if progress(&Step { done, total, name }).is_break() {
                 return Err(Error::Stopped);
             }

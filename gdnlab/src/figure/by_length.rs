@@ -35,7 +35,7 @@ const DEEP: RGBColor = RGBColor(0x0b, 0x2f, 0x66);
 /// # Errors
 /// [`Error::Figure`] where a column is missing or no error is positive.
 pub fn error_by_length(series: &[Named<'_>], source: &str) -> Result<Figure> {
-    let samples = series.iter().map(|(_, table)| samples(table)).collect::<Result<Vec<_>>>()?;
+    let samples = series.iter().map(|(_, table)| samples(table, "max_rel")).collect::<Result<Vec<_>>>()?;
     let ours = samples.first().filter(|samples| !samples.is_empty());
     let ours = ours.ok_or_else(|| Error::Figure("no positive error to draw on a logarithmic axis".to_owned()))?;
     let modes = Mode::all_of(ours.iter().map(|sample| sample.mode.as_str()));
@@ -90,7 +90,7 @@ impl Plot<'_> {
 
     /// Smallest and largest error in units of unit roundoff, over all modes.
     fn units(&self) -> (f64, f64) {
-        let in_units = self.ours.iter().map(|sample| sample.max_rel / Mode::of(&sample.mode).unit_roundoff());
+        let in_units = self.ours.iter().map(|sample| sample.error / Mode::of(&sample.mode).unit_roundoff());
         axis::extent(in_units).unwrap_or((1.0, 1.0))
     }
 
@@ -125,7 +125,7 @@ impl Plot<'_> {
     fn ranges(&self, samples: &[Sample], mode: &Mode) -> Vec<(u32, f64, f64)> {
         let range = |&tokens: &u32| {
             let at = samples.iter().filter(|sample| sample.mode == mode.name && sample.tokens == tokens);
-            let (low, high) = axis::extent(at.map(|sample| sample.max_rel))?;
+            let (low, high) = axis::extent(at.map(|sample| sample.error))?;
             Some((tokens, low, high))
         };
         self.lengths.iter().filter_map(range).collect()
@@ -135,7 +135,7 @@ impl Plot<'_> {
     fn scale(&self, mode: &Mode) -> Log {
         let of_mode = |mode: &Mode| {
             let all = self.samples.iter().flatten().filter(|sample| sample.mode == mode.name);
-            axis::extent(all.map(|sample| sample.max_rel)).unwrap_or((1.0, 1.0))
+            axis::extent(all.map(|sample| sample.error)).unwrap_or((1.0, 1.0))
         };
         let widest = self.modes.iter().map(of_mode).map(|(low, high)| high / low).fold(2.0, f64::max);
         let (low, high) = of_mode(mode);
@@ -204,7 +204,7 @@ impl Plot<'_> {
             let Some((row, column)) = row.zip(column) else { continue };
             let (x0, x1) = (column_at(column), column_at(column + 1));
             let y0 = CELLS + CELL_HEIGHT * row as i32;
-            let value = sample.max_rel / mode.unit_roundoff();
+            let value = sample.error / mode.unit_roundoff();
             let depth = self.depth(value);
             let color = style::mix(PALE, DEEP, depth);
             canvas.draw(&Rectangle::new([(x0, y0), (x1 - 2, y0 + CELL_HEIGHT - 2)], color.filled()))?;

@@ -3,6 +3,7 @@
 use super::axis::{self, Log};
 use super::style::{self, ACCENT, FAINT, FRAME, GRID, INK, LABEL, SMALL, TITLE};
 use super::{Canvas, DrawError, Figure, Named};
+use crate::table::Mode;
 use crate::table::rows::{column, distinct, median};
 use crate::{Error, Result};
 use gdnlab_deps::plotters::prelude::*;
@@ -66,7 +67,7 @@ pub fn error_by_row(variants: &DataFrame, rows: Rows<'_>, target: Named<'_>, sou
         best: best.0,
         title: format!(
             "{}: {} comes closest to {label}, ×{} off",
-            best.0.panel,
+            panel_title(&best.0.panel),
             typeset(&best.0.row),
             axis::short(best.1)
         ),
@@ -174,7 +175,7 @@ impl Plot<'_> {
         let bottom = TOP + ROW_HEIGHT * self.rows.len() as i32;
         let x = Log { low: self.range.0, high: self.range.1, from: left, to: right };
 
-        canvas.draw_text(panel, &style::bold(LABEL, INK, HPos::Left, VPos::Center), (left, TOP - 64))?;
+        canvas.draw_text(&panel_title(panel), &style::bold(LABEL, INK, HPos::Left, VPos::Center), (left, TOP - 64))?;
         let factor = style::text(SMALL, FAINT, HPos::Right, VPos::Center);
         canvas.draw_text("factor off", &factor, (right + FACTORS, TOP - 24))?;
         let edges = [(x.at(self.band.0), TOP - 8), (x.at(self.band.1), bottom)];
@@ -220,6 +221,11 @@ impl Plot<'_> {
 /// Colour of the band that marks the target.
 fn band_color() -> RGBColor {
     style::mix(WHITE, ACCENT, 0.18)
+}
+
+/// A panel's name, or the label of the mode that it names.
+fn panel_title(panel: &str) -> String {
+    Mode::of(panel).label
 }
 
 /// The name of a step with its transposes raised.

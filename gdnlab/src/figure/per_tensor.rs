@@ -27,10 +27,10 @@ const NOTE_HEIGHT: i32 = 34;
 /// [`Error::Figure`] where a column is missing or no error is positive.
 pub fn max_rel_per_tensor(series: &[Named<'_>], source: &str) -> Result<Figure> {
     let labels = series.iter().map(|(label, _)| *label).collect();
-    let samples = series.iter().map(|(_, table)| samples(table)).collect::<Result<Vec<_>>>()?;
+    let samples = series.iter().map(|(_, table)| samples(table, "max_rel")).collect::<Result<Vec<_>>>()?;
     let all = || samples.iter().flatten();
     let modes = Mode::all_of(all().map(|sample| sample.mode.as_str()));
-    let (low, high) = axis::extent(all().map(|sample| sample.max_rel).chain(modes.iter().map(Mode::unit_roundoff)))
+    let (low, high) = axis::extent(all().map(|sample| sample.error).chain(modes.iter().map(Mode::unit_roundoff)))
         .ok_or_else(|| Error::Figure("no positive error to draw on a logarithmic axis".to_owned()))?;
     let plot = Plot {
         labels,
@@ -75,7 +75,7 @@ impl Plot<'_> {
     /// Median error of the first series.
     fn median(&self, mode: &Mode) -> Option<f64> {
         let ours = self.samples.first()?.iter();
-        median(ours.filter(|sample| sample.mode == mode.name).map(|sample| sample.max_rel))
+        median(ours.filter(|sample| sample.mode == mode.name).map(|sample| sample.error))
     }
 
     fn x(&self, column: f64) -> i32 {
@@ -154,7 +154,7 @@ impl Plot<'_> {
                 };
                 for (column, tensor) in self.tensors.iter().enumerate() {
                     let of_cell = |sample: &&Sample| sample.mode == mode.name && &sample.tensor == tensor;
-                    let errors: Vec<f64> = samples.iter().filter(of_cell).map(|sample| sample.max_rel).collect();
+                    let errors: Vec<f64> = samples.iter().filter(of_cell).map(|sample| sample.error).collect();
                     for (i, &error) in errors.iter().enumerate() {
                         let along = 0.12 + 0.76 * (i as f64 + 0.5) / errors.len() as f64;
                         let x = self.x(column as f64 + (index as f64 + along) * share);

@@ -18,37 +18,38 @@ const CONFIDENCE: f64 = 0.95;
 /// # Errors
 /// [`Error::Table`] where a column is missing.
 pub fn worst(errors: &DataFrame) -> Result<DataFrame> {
-    let samples = samples(errors)?;
+    let samples = samples(errors, "max_rel")?;
     let worst: Vec<&Sample> = modes(&samples)
         .iter()
         .filter_map(|mode| {
             let of_mode = samples.iter().filter(|sample| &sample.mode == mode);
-            of_mode.max_by(|a, b| a.max_rel.total_cmp(&b.max_rel))
+            of_mode.max_by(|a, b| a.error.total_cmp(&b.error))
         })
         .collect();
-    let in_u = |sample: &&Sample| sample.max_rel / Mode::of(&sample.mode).unit_roundoff();
+    let in_u = |sample: &&Sample| sample.error / Mode::of(&sample.mode).unit_roundoff();
     Ok(df!(
         "mode" => worst.iter().map(|sample| sample.mode.as_str()).collect::<Vec<_>>(),
         "tensor" => worst.iter().map(|sample| sample.tensor.as_str()).collect::<Vec<_>>(),
         "T" => worst.iter().map(|sample| sample.tokens).collect::<Vec<_>>(),
         "d_k" => worst.iter().map(|sample| sample.key_dim).collect::<Vec<_>>(),
         "d_v" => worst.iter().map(|sample| sample.value_dim).collect::<Vec<_>>(),
-        "max_rel" => worst.iter().map(|sample| sample.max_rel).collect::<Vec<_>>(),
+        "max_rel" => worst.iter().map(|sample| sample.error).collect::<Vec<_>>(),
         "in_u" => worst.iter().map(in_u).collect::<Vec<_>>(),
     )?)
 }
 
-/// Whether the error grows with sequence length: the factor by which `max_rel` changes when T doubles, per mode.
+/// Whether the error grows with sequence length: the factor by which `metric` (such as `max_rel` or
+/// `rel_rms`) changes when T doubles, per mode.
 ///
-/// Least squares of log2(max_rel) on log2(T) with one intercept per tensor and head size, so that only the change with
+/// Least squares of log2(metric) on log2(T) with one intercept per tensor and head size, so that only the change with
 /// T within each counts. Columns: mode, factor, low, high (95 % interval), p (two-sided, that the factor is 1), n, and the
 /// answer, which is that the factor is below, about or above 1 as the interval says.
-/// The interval takes the errors for independent of each other.
+/// The interval takes the errors for independent; where a longer sequence begins like a shorter one, it is too wide.
 ///
 /// # Errors
 /// [`Error::Input`] where a mode has too few lengths for an estimate, [`Error::Table`] where a column is missing.
-pub fn growth_with_length(errors: &DataFrame) -> Result<DataFrame> {
-    let samples = samples(errors)?;
+pub fn growth_with_length(errors: &DataFrame, metric: &str) -> Result<DataFrame> {
+    let samples = samples(errors, metric)?;
     let estimate = |mode: &str| {
         let of_mode = || samples.iter().filter(|sample| sample.mode == mode);
         let series = distinct(of_mode().map(Sample::series));
@@ -56,7 +57,7 @@ pub fn growth_with_length(errors: &DataFrame) -> Result<DataFrame> {
         for series in &series {
             let points: Vec<(f64, f64)> = of_mode()
                 .filter(|sample| &sample.series() == series)
-                .map(|sample| (f64::from(sample.tokens).log2(), sample.max_rel.log2()))
+                .map(|sample| (f64::from(sample.tokens).log2(), sample.error.log2()))
                 .collect();
             let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
             let (mean_x, mean_y) = (mean(|p| p.0), mean(|p| p.1));
@@ -80,7 +81,7 @@ pub fn growth_with_length(errors: &DataFrame) -> Result<DataFrame> {
     factors(&modes(&samples), estimate, ["shrinks", "does not change", "grows"])
 }
 
-/// Whether gradients are worse than the forward: the factor between the geometric means of `max_rel` over the gradients
+/// Whether gradients are worse than the forward: the factor between the geometric means of `metric` over the gradients
 /// and over o and final_state, per mode.
 ///
 /// One ratio per shape, and a t-test over shapes. Columns as in [`growth_with_length`].
@@ -88,8 +89,8 @@ pub fn growth_with_length(errors: &DataFrame) -> Result<DataFrame> {
 /// # Errors
 /// [`Error::Input`] where a mode lacks one of the two or has fewer than two shapes, [`Error::Table`] where a column is
 /// missing.
-pub fn gradients_against_forward(errors: &DataFrame) -> Result<DataFrame> {
-    let samples = samples(errors)?;
+pub fn gradients_against_forward(errors: &DataFrame, metric: &str) -> Result<DataFrame> {
+    let samples = samples(errors, metric)?;
     let estimate = |mode: &str| {
         let of_mode = || samples.iter().filter(|sample| sample.mode == mode);
         let ratios: Vec<f64> = distinct(of_mode().map(Sample::shape))
@@ -98,7 +99,7 @@ pub fn gradients_against_forward(errors: &DataFrame) -> Result<DataFrame> {
                 let mean = |gradient: bool| {
                     let logs: Vec<f64> = of_mode()
                         .filter(|sample| sample.shape() == shape && sample.is_gradient() == gradient)
-                        .map(|sample| sample.max_rel.log2())
+                        .map(|sample| sample.error.log2())
                         .collect();
                     logs.iter().sum::<f64>() / logs.len() as f64
                 };
@@ -198,5 +199,7 @@ fn factors(modes: &[&str], estimate: impl Fn(&str) -> Result<Factor>, words: [&'
 }
 
 fn modes(samples: &[Sample]) -> Vec<&str> {
-    distinct(samples.iter().map(|sample| sample.mode.as_str()))
+    let known = distinct(samples.iter().map(|sample| sample.mode.as_str()));
+    let ordered = Mode::all_of(known.iter().copied());
+    ordered.iter().filter_map(|mode| known.iter().copied().find(|name| *name == mode.name)).collect()
 }

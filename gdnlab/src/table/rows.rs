@@ -13,7 +13,7 @@ pub(crate) struct Sample {
     pub key_dim: u32,
     pub value_dim: u32,
     pub tensor: String,
-    pub max_rel: f64,
+    pub error: f64,
 }
 
 impl Sample {
@@ -33,14 +33,14 @@ impl Sample {
     }
 }
 
-/// The rows of `table`, which has the columns mode, T, d_k, d_v, tensor and max_rel. Those without a positive finite
+/// The rows of `table`, which has the columns mode, T, d_k, d_v, tensor and `metric`. Those without a positive finite
 /// error (a tensor that is exact, or has non-finite values) are left out: they have no logarithm.
-pub(crate) fn samples(table: &DataFrame) -> Result<Vec<Sample>> {
+pub(crate) fn samples(table: &DataFrame, metric: &str) -> Result<Vec<Sample>> {
     let text = |name: &str| column(table, name, &DataType::String);
     let number = |name: &str| column(table, name, &DataType::UInt32);
     let (mode, tensor) = (text("mode")?, text("tensor")?);
     let (tokens, key_dim, value_dim) = (number("T")?, number("d_k")?, number("d_v")?);
-    let max_rel = column(table, "max_rel", &DataType::Float64)?;
+    let errors = column(table, metric, &DataType::Float64)?;
     let row = |i: usize| {
         Some(Sample {
             mode: mode.str().ok()?.get(i)?.to_owned(),
@@ -48,7 +48,7 @@ pub(crate) fn samples(table: &DataFrame) -> Result<Vec<Sample>> {
             key_dim: key_dim.u32().ok()?.get(i)?,
             value_dim: value_dim.u32().ok()?.get(i)?,
             tensor: tensor.str().ok()?.get(i)?.to_owned(),
-            max_rel: max_rel.f64().ok()?.get(i).filter(|error| *error > 0.0 && error.is_finite())?,
+            error: errors.f64().ok()?.get(i).filter(|error| *error > 0.0 && error.is_finite())?,
         })
     };
     Ok((0..table.height()).filter_map(row).collect())

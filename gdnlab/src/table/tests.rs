@@ -151,7 +151,7 @@ fn malformed_csv_files_are_refused_with_the_reason() {
 #[test]
 fn the_worst_case_is_found() {
     let mut all = records("bf16", |index, log_tokens| if index == 4 && log_tokens == 10.0 { 8e-3 } else { 4e-3 });
-    all.extend(records("tf32", |_, _| 1e-3));
+    all.splice(0..0, records("tf32", |_, _| 1e-3));
     let worst = worst(&errors(&all).unwrap()).unwrap();
     assert_eq!(worst.height(), 2);
     assert_eq!(worst.column("tensor").unwrap().str().unwrap().get(0), Some("dv"));
@@ -166,16 +166,17 @@ fn growth_is_the_factor_per_doubling_within_its_interval() {
         let noise = if (index + log_tokens as usize / 2).is_multiple_of(2) { 1.1 } else { 1.0 / 1.1 };
         1e-5 * (index + 1) as f64 * 1.25f64.powf(log_tokens) * noise
     };
-    let growth = growth_with_length(&errors(&records("bf16", noisy)).unwrap()).unwrap();
+    let growth = growth_with_length(&errors(&records("bf16", noisy)).unwrap(), "max_rel").unwrap();
     let [factor, low, high, p] = ["factor", "low", "high", "p"].map(|column| value(&growth, column, 0));
     assert!(low < 1.25 && 1.25 < high && high / low < 1.1, "{low} {factor} {high}");
     assert!(p < 1e-6, "{p}");
     assert_eq!(growth.column("answer").unwrap().str().unwrap().get(0), Some("grows"));
 
-    let flat = growth_with_length(&errors(&records("bf16", |index, _| 1e-3 * (index + 1) as f64)).unwrap()).unwrap();
+    let flat = growth_with_length(&errors(&records("bf16", |index, _| 1e-3 * (index + 1) as f64)).unwrap(), "max_rel")
+        .unwrap();
     assert!((value(&flat, "factor", 0) - 1.0).abs() < 1e-9);
     let one_length = errors(&records("bf16", |_, _| 1e-3)[..7]).unwrap();
-    assert!(matches!(growth_with_length(&one_length), Err(Error::Input(_))));
+    assert!(matches!(growth_with_length(&one_length, "max_rel"), Err(Error::Input(_))));
 }
 
 #[test]
@@ -184,7 +185,7 @@ fn the_interval_of_growth_is_that_of_simple_regression() {
     // so the standard error is sqrt(1/48), and t(0.975, 1) = 12.7062.
     let mut one = records("bf16", |_, log_tokens| if log_tokens < 9.0 { 1.0 } else { 2.0 });
     one.retain(|record| record.errors().unwrap().tensor == "o");
-    let growth = growth_with_length(&errors(&one).unwrap()).unwrap();
+    let growth = growth_with_length(&errors(&one).unwrap(), "max_rel").unwrap();
     let reach = 12.706_204_736 * (1.0f64 / 48.0).sqrt();
     assert!((value(&growth, "factor", 0).log2() - 0.25).abs() < 1e-12);
     assert!((value(&growth, "high", 0).log2() - (0.25 + reach)).abs() < 1e-6);
@@ -194,13 +195,14 @@ fn the_interval_of_growth_is_that_of_simple_regression() {
 fn gradients_are_compared_with_the_forward_by_shape() {
     let ratio = gradients_against_forward(
         &errors(&records("bf16", |index, log_tokens| log_tokens * if index < 2 { 1e-3 } else { 1.5e-3 })).unwrap(),
+        "max_rel",
     )
     .unwrap();
     assert!((value(&ratio, "factor", 0) - 1.5).abs() < 1e-9);
     assert!(value(&ratio, "p", 0) < 1e-9);
     let mut forward = records("bf16", |_, _| 1e-3);
     forward.retain(|record| !record.errors().unwrap().tensor.starts_with('d'));
-    assert!(matches!(gradients_against_forward(&errors(&forward).unwrap()), Err(Error::Input(_))));
+    assert!(matches!(gradients_against_forward(&errors(&forward).unwrap(), "max_rel"), Err(Error::Input(_))));
 }
 
 #[test]
