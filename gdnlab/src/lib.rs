@@ -1,7 +1,7 @@
 //! Numerics and performance of Gated DeltaNet (GDN): float64 recurrences, the chunked form under a precision policy,
 //! error metrics, measured records, tables and figures.
 //!
-//! Data flows one way: [`inputs`] -> ([`reference`] | [`chunked`] | [`peer`]) -> [`compare`] -> [`record`] ->
+//! Data flows one way: [`inputs`] -> ([`reference`](mod@reference) | [`chunked`] | [`peer`]) -> [`compare`] -> [`record`] ->
 //! [`table`] -> [`figure`]. Every implementation of an operator stands behind [`kernel::Kernel`].
 
 #![warn(missing_docs)]
