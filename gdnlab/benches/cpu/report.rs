@@ -8,6 +8,9 @@ use std::path::PathBuf;
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data");
 const SUITE: &str = "bench-cpu";
 
+/// Ratio of the 80th to the 20th percentile above which something else disturbed a row.
+const STEADY: f64 = 1.2;
+
 /// Lines of text, printed together at the end, and the measurements behind them.
 #[derive(Default)]
 pub struct Report {
@@ -36,6 +39,9 @@ impl Report {
         let rate = timing.tflop_s.map_or(String::new(), |rate| format!("{:.1} GFLOP/s", 1e3 * rate));
         self.lines.push([name.to_owned(), per(time, tokens, "token"), rate, comparison]);
         let ms = |fraction| 1e3 * time.quantile(fraction);
+        if ms(0.8) > STEADY * ms(0.2) {
+            self.notes.push(format!("{name}: unsteady; repeat it while nothing else runs, the ratios may be wrong"));
+        }
         let timing = Timing {
             latency_ms: ms(0.5),
             p20_ms: Some(ms(0.2)),
