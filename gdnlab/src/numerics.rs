@@ -118,31 +118,56 @@ impl Truths {
 pub fn run(
     problems: &Problems,
     kernels: &[&dyn Kernel],
-    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
+    progress: impl FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Vec<Record>> {
     if let Some(kernel) = kernels.iter().find(|kernel| !kernel.ops().contains(&problems.op)) {
         let reason = format!("it does not implement {}", problems.op);
         return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
     }
+    let subjects: Vec<Subject<'_>> = kernels
+        .iter()
+        .map(|&kernel| Subject {
+            kernel,
+            title: format!("{} {}", kernel.name(), problems.op),
+            mode: kernel.mode(),
+            measurement: Box::new(Measurement::Numerics),
+        })
+        .collect();
+    measure(problems, &subjects, progress)
+}
+
+/// A kernel under test, and what its errors are a measurement of.
+struct Subject<'a> {
+    kernel: &'a dyn Kernel,
+    title: String,
+    mode: &'a str,
+    measurement: Box<dyn Fn(Errors) -> Measurement + 'a>,
+}
+
+fn measure(
+    problems: &Problems,
+    subjects: &[Subject<'_>],
+    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
+) -> Result<Vec<Record>> {
     let environment = Environment::detect();
-    let total = problems.count() * kernels.len();
+    let total = problems.count() * subjects.len();
     let mut records = Vec::new();
     let mut done = 0;
     for problem in problems.each() {
         let (inputs, regime) = problem?;
         let shape = inputs.shape;
         let mut truths = Truths::new(inputs);
-        for kernel in kernels {
-            let name = format!("{} {} {shape} {regime}", kernel.name(), problems.op);
+        for subject in subjects {
+            let name = format!("{}, {shape} {regime}", subject.title);
             if progress(&Step { done, total, name }).is_break() {
                 return Err(Error::Stopped);
             }
             let workload = Workload::new(problems.op, &shape)
-                .kernel(kernel.name(), kernel.mode())
+                .kernel(subject.kernel.name(), subject.mode)
                 .inputs(regime.name(), problems.seed);
-            for errors in truths.errors(*kernel)? {
+            for errors in truths.errors(subject.kernel)? {
                 let workload = workload.clone().pass(Pass::of_tensor(&errors.tensor));
-                records.push(Record::new(&environment, &workload, Measurement::Numerics(errors)));
+                records.push(Record::new(&environment, &workload, (subject.measurement)(errors)));
             }
             done += 1;
         }
@@ -180,6 +205,13 @@ impl Variant {
         all.push(variant("every product", Some(format), every));
         Ok(all)
     }
+
+    fn title(&self) -> String {
+        match self.format {
+            Some(format) => format!("{} with {} in {format}", self.base, self.step),
+            None => format!("{} unchanged", self.base),
+        }
+    }
 }
 
 /// Errors of each variant on each problem: the ablation, one step at a time. Chunks have 64 tokens.
@@ -189,43 +221,28 @@ impl Variant {
 pub fn ablation(
     problems: &Problems,
     variants: &[Variant],
-    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
+    progress: impl FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Vec<Record>> {
-    let environment = Environment::detect();
-    let total = problems.count() * variants.len();
-    let mut records = Vec::new();
-    let mut done = 0;
-    for problem in problems.each() {
-        let (inputs, regime) = problem?;
-        let shape = inputs.shape;
-        let mut truths = Truths::new(inputs);
-        for variant in variants {
-            let change = match variant.format {
-                Some(format) => format!("with {} in {format}", variant.step),
-                None => "unchanged".to_owned(),
-            };
-            let name = format!("{} {change}, {shape} {regime}", variant.base);
-            if progress(&Step { done, total, name }).is_break() {
-                return Err(Error::Stopped);
-            }
-            let kernel = Chunked::new("cpu-chunk", variant.policy.clone(), 64)?;
-            let workload = Workload::new(problems.op, &shape)
-                .kernel(kernel.name(), &variant.base)
-                .inputs(regime.name(), problems.seed);
-            for errors in truths.errors(&kernel)? {
-                let workload = workload.clone().pass(Pass::of_tensor(&errors.tensor));
-                let measurement = Measurement::Precision(Precision {
+    let kernels: Vec<Chunked> =
+        variants.iter().map(|variant| Chunked::new("cpu-chunk", variant.policy.clone(), 64)).collect::<Result<_>>()?;
+    let subjects: Vec<Subject<'_>> = variants
+        .iter()
+        .zip(&kernels)
+        .map(|(variant, kernel)| Subject {
+            kernel,
+            title: variant.title(),
+            mode: &variant.base,
+            measurement: Box::new(|errors| {
+                Measurement::Precision(Precision {
                     base: variant.base.clone(),
                     step: variant.step.clone(),
                     format: variant.format.map(|format| format.name().to_owned()),
                     errors,
-                });
-                records.push(Record::new(&environment, &workload, measurement));
-            }
-            done += 1;
-        }
-    }
-    Ok(records)
+                })
+            }),
+        })
+        .collect();
+    measure(problems, &subjects, progress)
 }
 
 #[cfg(test)]
