@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Least time between two lines of progress.
-const BETWEEN_LINES: Duration = Duration::from_secs(2);
+const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
 /// Rows of a table that are shown; the rest is counted.
 const MAX_ROWS: usize = 200;
