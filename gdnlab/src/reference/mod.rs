@@ -1,11 +1,13 @@
 //! float64 ground truth: the token-by-token recurrences and the layers around them, forward and backward.
 
+mod aligned;
 pub mod attention;
 pub mod conv;
 pub mod gate;
 mod matrix;
 pub mod norm;
 mod recurrence;
+mod sweep;
 #[cfg(test)]
 mod testing;
 
