@@ -214,6 +214,16 @@ fn swapped_tensors_do_not_verify() {
 }
 
 #[test]
+fn a_truth_that_overflows_blames_no_kernel() {
+    let folder = TempDir::new().unwrap();
+    let same = |_: &mut Vec<f64>| ();
+    let long_keys = case("gdn").with("q", same).with("v", same).with("do", same);
+    let long_keys = long_keys.with("k", |x| x.iter_mut().for_each(|k| *k *= 1e6)).write(&folder, "case");
+    let output = lab(path_arguments("verify", &[&long_keys, &fixture("gdn", "truth")]));
+    assert_refused(&output, &["truth itself is not finite from t=", "are q and k normalised and g <= 0?"]);
+}
+
+#[test]
 fn missing_gradients_are_allowed_and_said() {
     let folder = TempDir::new().unwrap();
     let forward = truth("gdn").without(&["dq", "dk", "dv", "dg", "dbeta", "dh0"]).write(&folder, "forward");

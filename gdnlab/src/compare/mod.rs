@@ -7,6 +7,7 @@ mod metrics;
 mod report;
 mod sum;
 mod tolerance;
+mod truth;
 mod yardstick;
 
 #[cfg(test)]
@@ -15,3 +16,4 @@ mod tests;
 pub use metrics::{Comparison, Worst, compare, compare_call, compare_results};
 pub use report::{Report, Verdict};
 pub use tolerance::{Mode, TensorClass, Tolerance, mode, modes, tolerance};
+pub use truth::check_truth;

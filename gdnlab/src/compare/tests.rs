@@ -308,3 +308,17 @@ fn the_report_names_tensor_element_values_and_limits() {
         assert!(text.contains(part), "'{part}' is missing in:\n{text}");
     }
 }
+
+#[test]
+fn a_truth_that_is_not_finite_is_refused() {
+    let mut inputs = generate(Op::Gdn, &Shape::new(100, 2, 8, 8), Regime::Gaussian, 1).unwrap();
+    assert!(check_truth(&Reference.backward(&inputs).unwrap()).is_ok());
+    inputs.k.data.iter_mut().for_each(|k| *k *= 500.0);
+    let message = check_truth(&Reference.forward(&inputs).unwrap()).unwrap_err().to_string();
+    assert!(message.starts_with("the float64 truth itself is not finite from t="), "{message}");
+    assert!(message.ends_with(" on (tensor o): are q and k normalised and g <= 0?"), "{message}");
+    let mut truth = Reference.backward(&inputs).unwrap();
+    truth.outputs.o.data.fill(0.0);
+    let message = check_truth(&truth).unwrap_err().to_string();
+    assert!(message.contains("not finite (tensor final_state)"), "{message}");
+}

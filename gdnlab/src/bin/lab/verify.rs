@@ -1,7 +1,7 @@
 //! `cargo lab verify`.
 
 use crate::output::{open_case, print, warn};
-use gdnlab::compare::{Report, mode, modes};
+use gdnlab::compare::{Report, check_truth, mode, modes};
 use gdnlab::kernel::Kernel;
 use gdnlab::peer::{ResultFile, read_results};
 use gdnlab::precision::Format;
@@ -40,6 +40,7 @@ impl Args {
         let found = read_results(&self.result, &inputs)?;
         warn(&self.result, &found.warnings);
         let truth = truth_for(&found, &inputs, &self.case)?;
+        check_truth(&truth).map_err(|error| Error::input(format!("{}: {error}", self.case.display())))?;
         let mode_name = chosen.map_or_else(|| mode_of(inputs.dtype), |mode| mode.name);
         let judge = |mode_name| Report::of_call(&inputs, &found.named(), &truth, mode_name);
         let checked = Checked {
