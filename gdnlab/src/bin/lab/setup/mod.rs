@@ -66,6 +66,11 @@ fn output_of(what: &str, command: &mut Command) -> Result<String> {
     Err(Error::input(format!("{what} failed: {last}")))
 }
 
+/// As [`output_of`], for a command that downloads something.
+fn fetch(what: &str, command: &mut Command) -> Result<String> {
+    output_of(what, command).map_err(|error| Error::input(format!("{error} (is the network reachable?)")))
+}
+
 fn cannot_start(command: &Command, source: &std::io::Error) -> Error {
     Error::input(format!("cannot run `{}`: {source}", command.get_program().to_string_lossy()))
 }

@@ -1,6 +1,6 @@
 //! A virtual environment with JupyterLab and the notebook client, in pinned versions.
 
-use super::{announce, output_of, remove_folder, write_if_new};
+use super::{announce, fetch, output_of, remove_folder, write_if_new};
 use crate::checkout::Checkout;
 use gdnlab::{Error, Result};
 use std::process::Command;
@@ -28,7 +28,7 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
     write_if_new(&wanted, REQUIREMENTS)?;
     let mut pip = Command::new(checkout.python());
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "-r"]).arg(&wanted);
-    output_of("pip install", &mut pip)?;
+    fetch("pip install", &mut pip)?;
     write_if_new(&mark, REQUIREMENTS)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Without it every `let` would need a type, and evcxr would try to have rustup fetch it, silently, at each start.
 
-use super::{announce, output_of, remove_folder};
+use super::{announce, fetch, output_of, remove_folder};
 use crate::checkout::Checkout;
 use gdnlab::{Error, Result};
 use std::ffi::OsStr;
@@ -54,7 +54,7 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
 fn from_rustup() -> Result<()> {
     announce("fetching the source of the standard library (rustup component add rust-src)");
     let mut rustup = Command::new("rustup");
-    output_of("rustup component add rust-src", rustup.args(["component", "add", "rust-src"])).map(drop).map_err(
+    fetch("rustup component add rust-src", rustup.args(["component", "add", "rust-src"])).map(drop).map_err(
         |error| {
             Error::input(format!(
                 "{error}. Without rustup, set RUST_SRC_PATH to the folder `library` of Rust's source, \
@@ -69,7 +69,7 @@ fn from_debian(checkout: &Checkout) -> Result<()> {
     let partial = checkout.tools().join("rust-src.partial");
     remove_folder(&partial)?;
     std::fs::create_dir_all(&partial).map_err(|source| Error::io(&partial, source))?;
-    output_of("apt-get download", Command::new("apt-get").args(["download", "rust-web-src"]).current_dir(&partial))?;
+    fetch("apt-get download", Command::new("apt-get").args(["download", "rust-web-src"]).current_dir(&partial))?;
     let package = entry(&partial, |name| name.as_encoded_bytes().ends_with(b".deb"))?;
     output_of("dpkg-deb --extract", Command::new("dpkg-deb").arg("--extract").args([&package, &partial]))?;
     let unpacked = entry(&partial.join("usr/src"), |name| name.as_encoded_bytes().starts_with(b"rustc"))?;
