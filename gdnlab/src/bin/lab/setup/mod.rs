@@ -5,7 +5,7 @@
 
 mod cells;
 mod evcxr;
-mod kernelspec;
+mod jupyter;
 mod python;
 mod std_source;
 
@@ -25,7 +25,7 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
     python::ensure(checkout)?;
     std_source::ensure(checkout)?;
     evcxr::ensure(checkout)?;
-    kernelspec::ensure(checkout)?;
+    jupyter::ensure(checkout)?;
     cells::ensure(checkout)
 }
 

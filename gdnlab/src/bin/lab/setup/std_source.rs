@@ -54,14 +54,12 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
 fn from_rustup() -> Result<()> {
     announce("fetching the source of the standard library (rustup component add rust-src)");
     let mut rustup = Command::new("rustup");
-    fetch("rustup component add rust-src", rustup.args(["component", "add", "rust-src"])).map(drop).map_err(
-        |error| {
-            Error::input(format!(
-                "{error}. Without rustup, set RUST_SRC_PATH to the folder `library` of Rust's source, \
+    fetch("rustup component add rust-src", rustup.args(["component", "add", "rust-src"])).map(drop).map_err(|error| {
+        Error::input(format!(
+            "{error}. Without rustup, set RUST_SRC_PATH to the folder `library` of Rust's source, \
                  or {ORIGIN}=debian to take it from Debian's package rust-web-src"
-            ))
-        },
-    )
+        ))
+    })
 }
 
 fn from_debian(checkout: &Checkout) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The entry in Jupyter's list of kernels, inside the checkout.
+//! Jupyter's settings inside the checkout: the entry in its list of kernels, and a quiet first start.
 
 use super::{evcxr, output_of, write_if_new};
 use crate::checkout::Checkout;
@@ -6,7 +6,11 @@ use gdnlab::{Error, Result};
 use serde_json::json;
 use std::process::Command;
 
+/// JupyterLab asks at its first start whether it may fetch news from its makers: it need not ask here.
+const PAGE_CONFIG: &str = "{\"disabledExtensions\": {\"@jupyterlab/apputils-extension:announcements\": true}}\n";
+
 pub fn ensure(checkout: &Checkout) -> Result<()> {
+    write_if_new(&checkout.jupyter().join("config/labconfig/page_config.json"), PAGE_CONFIG)?;
     let folder = checkout.jupyter().join("kernels").join(crate::run::KERNEL);
     let lab = std::env::current_exe().map_err(|source| Error::io("the running program", source))?;
     let installed = std::fs::read_to_string(folder.join("version.txt")).is_ok_and(|text| text.trim() == evcxr::VERSION);
