@@ -55,15 +55,20 @@ fn run(what: &str, command: &mut Command) -> Result<()> {
     Err(Error::input(format!("{what} failed (see above); once its reason is gone, the same command goes on from here")))
 }
 
-/// Runs a step's command and returns what it prints; its last error line goes into the error.
+/// Runs a step's command and returns what it prints; its complaint goes into the error.
 fn output_of(what: &str, command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().map_err(|source| cannot_start(command, &source))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let messages = String::from_utf8_lossy(&output.stderr);
-    let last = messages.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no message");
-    Err(Error::input(format!("{what} failed: {last}")))
+    Err(Error::input(format!("{what} failed: {}", complaint(&String::from_utf8_lossy(&output.stderr)))))
+}
+
+/// The last line that calls itself an error, or else the last line.
+fn complaint(messages: &str) -> &str {
+    let lines = || messages.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_error = |line: &&str| line.to_lowercase().starts_with("e: ") || line.to_lowercase().starts_with("error");
+    lines().rfind(is_error).or_else(|| lines().next_back()).unwrap_or("no message")
 }
 
 /// As [`output_of`], for a command that downloads something.
@@ -93,5 +98,17 @@ fn remove_folder(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, source)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complaint;
+
+    #[test]
+    fn a_failed_command_is_quoted_by_its_error_line() {
+        assert_eq!(complaint("info: a\nerror: no such host\n  0: <unknown>\n"), "error: no such host");
+        assert_eq!(complaint("a\n\nb\n"), "b");
+        assert_eq!(complaint(""), "no message");
     }
 }
