@@ -487,3 +487,35 @@ fn numerics_refuses_what_it_cannot_run() {
     assert_code(&lab(["numerics", "--shape", "10,4"]), 2);
     assert_code(&lab(["numerics", "--regime", "easy"]), 2);
 }
+
+#[test]
+fn a_chunk_size_that_nothing_would_use_is_refused() {
+    let kernel = ["numerics", "--shape", "16,4,4", "--kernel", "cpu-chunk-bf16", "--chunk", "16"];
+    assert_refused(&lab(kernel), &["--chunk", "--mode", "--kernel"]);
+    assert_code(&lab(kernel.into_iter().chain(["--mode", "bf16"])), 0);
+}
+
+#[test]
+fn the_largest_error_is_infinite_where_one_is() {
+    let output = lab(["numerics", "--shape", "1,1,1", "--mode", "tf32"]);
+    assert_code(&output, 0);
+    let row = |head: &str| text(&output.stdout).lines().find(|line| line.starts_with(head)).unwrap().to_owned();
+    let infinite = |line: String| line.matches("infinite").count();
+    assert_eq!((infinite(row("largest  ")), infinite(row("largest, in u"))), (1, 1), "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_gradient_of_the_final_state_alone_is_said_to_be_unused() {
+    let folder = TempDir::new().unwrap();
+    let zeros = |shape: &[usize]| vec![0; 4 * shape.iter().product::<usize>()];
+    let mut tensors = case("gdn").without(&["do", "dht"]);
+    let (q, v) = (tensors.0["q"].shape.clone(), tensors.0["v"].shape.clone());
+    let state = [v[0], v[2], q[3], v[3]];
+    tensors = tensors.with_raw("dht", Dtype::F32, &state, zeros(&state));
+    let output = lab(path_arguments(
+        "reference",
+        &[&tensors.write(&folder, "case"), Path::new("-o"), &folder.path().join("out")],
+    ));
+    assert_code(&output, 0);
+    assert!(text(&output.stderr).contains("no gradients, and 'dht' is not used"), "{}", text(&output.stderr));
+}

@@ -6,6 +6,7 @@ use crate::{Error, Result};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// What the messages ask for where the file is something else.
@@ -13,7 +14,12 @@ const EXPECTED: &str = "expected a safetensors file";
 
 /// The bytes of the regular file at `path`.
 pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let kind = std::fs::metadata(path).map_err(|source| Error::io(path, source))?;
+    let kind = match std::fs::metadata(path) {
+        Err(missing) if missing.kind() == ErrorKind::NotFound => {
+            return Err(complaint(path, format!("{missing}: {EXPECTED}")));
+        }
+        other => other.map_err(|source| Error::io(path, source))?,
+    };
     if kind.is_dir() {
         return Err(complaint(path, format!("is a directory: {EXPECTED}")));
     }

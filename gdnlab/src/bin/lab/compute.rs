@@ -70,6 +70,7 @@ fn run(kernel: &dyn Kernel, inputs: &Inputs) -> Result<Results> {
     if inputs.d_o.is_some() {
         return kernel.backward(inputs);
     }
-    note("note: the case has no 'do', so there are no gradients");
+    let unused = if inputs.d_final_state.is_some() { ", and 'dht' is not used" } else { "" };
+    note(format_args!("note: the case has no 'do', so there are no gradients{unused}"));
     kernel.forward(inputs)
 }

@@ -38,9 +38,9 @@ pub struct Args {
     /// tf32, fp32-tf32-solve and fp32, unless kernels are named.
     #[arg(long, num_args = 1..)]
     mode: Vec<String>,
-    /// Chunk size of the chunked form: 16, 32, 64 or 128.
-    #[arg(long, value_name = "C", default_value_t = 64)]
-    chunk: usize,
+    /// Chunk size of the chunked form in every mode: 16, 32, 64 or 128. Without it, 64.
+    #[arg(long, value_name = "C")]
+    chunk: Option<usize>,
     /// Kernels by their names in `cargo lab kernels`.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     kernel: Vec<String>,
@@ -58,6 +58,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// Tokens of a chunk where the person did not choose.
+const DEFAULT_CHUNK: usize = 64;
 
 /// `T,K,V` on the command line.
 #[derive(Clone, Copy)]
@@ -129,13 +132,19 @@ impl Args {
     fn kernels(&self) -> Result<Vec<Box<dyn Kernel>>> {
         let day1 = ["bf16", "tf32", "fp32-tf32-solve", "fp32"].map(str::to_owned);
         let modes = if self.mode.is_empty() && self.kernel.is_empty() { &day1[..] } else { &self.mode };
+        if self.chunk.is_some() && modes.is_empty() {
+            return Err(Error::input(
+                "--chunk changes the modes of --mode, and there are none: a kernel of --kernel has its own chunk size",
+            ));
+        }
+        let chunk = self.chunk.unwrap_or(DEFAULT_CHUNK);
         let mut all: Vec<Box<dyn Kernel>> = Vec::new();
         for mode in modes {
-            let name = match self.chunk {
-                64 => format!("cpu-chunk-{mode}"),
+            let name = match chunk {
+                DEFAULT_CHUNK => format!("cpu-chunk-{mode}"),
                 chunk => format!("cpu-chunk-{mode}-c{chunk}"),
             };
-            all.push(Box::new(Chunked::new(&name, Policy::preset(mode)?, self.chunk)?));
+            all.push(Box::new(Chunked::new(&name, Policy::preset(mode)?, chunk)?));
         }
         for name in &self.kernel {
             all.push(kernel(name)?);
@@ -187,17 +196,20 @@ struct Table<'a> {
 
 impl Table<'_> {
     fn cell(&self, size: &str, tensor: &str) -> String {
-        match self.rows.iter().find(|(at, errors)| at == size && errors.tensor == tensor) {
-            None => String::new(),
-            Some((_, errors)) if errors.nonfinite > 0 => "not finite".to_owned(),
-            Some((_, errors)) => self.metric.of(errors).map_or_else(|| "infinite".to_owned(), |e| format!("{e:.2e}")),
-        }
+        let errors = self.rows.iter().find(|(at, errors)| at == size && errors.tensor == tensor);
+        errors.map_or_else(String::new, |(_, errors)| word(self.value(errors), |error| format!("{error:.2e}")))
     }
 
-    /// The largest error of `tensor`, each over what `unit` gives.
+    /// The error in this table's metric: NaN where the tensor is not finite, infinite where the metric divides by 0.
+    fn value(&self, errors: &Errors) -> f64 {
+        if errors.nonfinite > 0 { f64::NAN } else { self.metric.of(errors).unwrap_or(f64::INFINITY) }
+    }
+
+    /// The largest error of `tensor`, each over what `unit` gives; NaN where one is.
     fn largest(&self, tensor: &str, unit: impl Fn(&Errors) -> Option<f64>) -> f64 {
         let of_tensor = self.rows.iter().filter(|(_, errors)| errors.tensor == tensor);
-        of_tensor.filter_map(|(_, errors)| Some(self.metric.of(errors)? / unit(errors)?)).fold(0.0, f64::max)
+        let values = of_tensor.filter_map(|(_, errors)| Some(self.value(errors) / unit(errors)?));
+        values.fold(0.0, |largest: f64, value| if largest.is_nan() || value <= largest { largest } else { value })
     }
 }
 
@@ -212,8 +224,19 @@ impl fmt::Display for Table<'_> {
         for size in distinct(self.rows.iter().map(|(size, _)| size.as_str())) {
             f.write_str(&line(size, &|tensor| self.cell(size, tensor)))?;
         }
-        f.write_str(&line("largest", &|tensor| format!("{:.2e}", self.largest(tensor, |_| Some(1.0)))))?;
-        f.write_str(&line("largest, in u", &|tensor| format!("{:.2}", self.largest(tensor, |e| e.unit_roundoff))))
+        let scientific = |error| format!("{error:.2e}");
+        let plain = |error| format!("{error:.2}");
+        f.write_str(&line("largest", &|tensor| word(self.largest(tensor, |_| Some(1.0)), scientific)))?;
+        f.write_str(&line("largest, in u", &|tensor| word(self.largest(tensor, |e| e.unit_roundoff), plain)))
+    }
+}
+
+/// A number by `format`, and a word for what is none.
+fn word(error: f64, format: impl Fn(f64) -> String) -> String {
+    match error {
+        nan if nan.is_nan() => "not finite".to_owned(),
+        f64::INFINITY => "infinite".to_owned(),
+        finite => format(finite),
     }
 }
 
