@@ -14,6 +14,7 @@ mod file;
 mod heads;
 pub mod inputs;
 pub mod kernel;
+pub mod memory;
 pub mod notebook;
 pub mod numerics;
 pub mod peer;

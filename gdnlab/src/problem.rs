@@ -107,6 +107,23 @@ impl Shape {
         [sequences, self.value_heads, self.key_dim, self.value_dim]
     }
 
+    /// Bytes of one call in f64, as it is at most: inputs with initial state and outputs, and for `backward` a
+    /// gradient of each. The working memory of a kernel is not in it.
+    pub fn bytes(&self, op: Op, sequences: usize, backward: bool) -> u128 {
+        let count = |dims: &[usize]| dims.iter().fold(1u128, |product, &dim| product.saturating_mul(dim as u128));
+        let (qk, value, state) =
+            (count(&self.qk_dims()), count(&self.value_dims()), count(&self.state_dims(sequences)));
+        let (decay, write) = match op {
+            Op::Gdn => (count(&self.gate_dims()), 0),
+            Op::Gdn2 => (count(&self.channel_gate_dims()), value),
+        };
+        // q, k, g and beta or b; v, w and o; the initial and the final state.
+        let elements =
+            [qk, qk, decay, decay, value, write, value, state, state].into_iter().fold(0, u128::saturating_add);
+        let passes = if backward { 2 } else { 1 };
+        elements.saturating_mul(passes * size_of::<f64>() as u128)
+    }
+
     /// Refuses sizes that no operator takes.
     pub fn validate(&self) -> Result<()> {
         let Self { batch, qk_heads, value_heads, key_dim, value_dim, .. } = *self;
@@ -321,12 +338,21 @@ impl Inputs {
     /// states to no more than fp32, since training keeps those in fp32.
     pub fn rounded_to(&self, format: Format) -> Self {
         let mut rounded = self.clone();
-        let wide = if format == Format::F64 { Format::F64 } else { Format::F32 };
-        for (name, tensor) in rounded.named_mut() {
-            tensor.round_to(if matches!(name, "q" | "k" | "v" | "do") { format } else { wide });
-        }
-        rounded.dtype = format;
+        rounded.round_to(format);
         rounded
+    }
+
+    /// [`Inputs::rounded_to`] in place; tells whether a value changed.
+    pub fn round_to(&mut self, format: Format) -> bool {
+        let wide = if format == Format::F64 { Format::F64 } else { Format::F32 };
+        let mut changed = false;
+        for (name, tensor) in self.named_mut() {
+            let format = if matches!(name, "q" | "k" | "v" | "do") { format } else { wide };
+            changed = changed || tensor.data.iter().any(|&x| format.round(x) != x);
+            tensor.round_to(format);
+        }
+        self.dtype = format;
+        changed
     }
 
     /// Refuses what no kernel can take: sizes, dimensions of every tensor, `cu_seqlens`, non-finite values.

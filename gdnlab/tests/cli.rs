@@ -519,3 +519,52 @@ fn a_gradient_of_the_final_state_alone_is_said_to_be_unused() {
     assert_code(&output, 0);
     assert!(text(&output.stderr).contains("no gradients, and 'dht' is not used"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn what_the_memory_does_not_hold_is_refused_before_the_work() {
+    let numerics = |arguments: &[&str]| lab(["numerics"].iter().chain(arguments));
+    assert_refused(&numerics(&["--shape", "1000000000,128,128"]), &["T=1000000000", "needs about", "GB"]);
+    assert_refused(&numerics(&["--heads", "4294967296"]), &["HV=4294967296", "needs about", "GB"]);
+    let folder = TempDir::new().unwrap();
+    let mut tensors = Tensors(BTreeMap::new());
+    for (name, shape) in [("q", &[1, 0, 4, 256][..]), ("k", &[1, 0, 4, 256]), ("v", &[1, 0, 4, 256])] {
+        tensors = tensors.with_raw(name, Dtype::F32, shape, Vec::new());
+    }
+    tensors = tensors.with_raw("g", Dtype::F32, &[1, 0, 4], Vec::new());
+    tensors = tensors.with_raw("beta", Dtype::F32, &[1, 0, 4], Vec::new());
+    tensors = tensors.with_raw("do", Dtype::F32, &[1, 0, 4, 256], Vec::new());
+    tensors = tensors.with_raw("cu_seqlens", Dtype::I32, &[1_000_001], vec![0; 4 * 1_000_001]);
+    let (case, out) = (tensors.write(&folder, "many-sequences"), folder.path().join("out"));
+    assert_refused(
+        &lab(path_arguments("reference", &[&case, Path::new("-o"), &out])),
+        &["many-sequences", "needs about"],
+    );
+}
+
+#[test]
+fn a_truth_that_overflows_is_refused_and_not_written() {
+    let folder = TempDir::new().unwrap();
+    let huge = case("gdn").with("v", |values| values.fill(1e308)).with("q", |_| ()).with("k", |_| ());
+    let (huge, out) = (huge.with("q", |q| q.fill(1e10)).write(&folder, "huge"), folder.path().join("out"));
+    let output = lab(path_arguments("reference", &[&huge, Path::new("-o"), &out]));
+    assert_refused(&output, &["huge"]);
+    assert!(!out.exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn half_written_files_of_killed_processes_are_removed() {
+    let folder = TempDir::new().unwrap();
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let partial = |id: u32, name: &str| {
+        let path = folder.path().join(format!(".{name}.{id}.partial"));
+        std::fs::write(&path, "half").unwrap();
+        path
+    };
+    let (gone, other) = (partial(ended.id(), "out"), partial(ended.id(), "other"));
+    let running = partial(std::process::id(), "out");
+    let out = folder.path().join("out");
+    assert_code(&lab(path_arguments("reference", &[&fixture("gdn", "case"), Path::new("-o"), &out])), 0);
+    assert_eq!([&gone, &other, &running, &out].map(|path| path.exists()), [false, true, true, true]);
+}

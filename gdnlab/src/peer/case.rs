@@ -2,6 +2,7 @@
 
 use super::file::{self, complaint};
 use super::write::{Destination, Stored};
+use crate::memory;
 use crate::precision::Format;
 use crate::problem::{Gates, Inputs, Op, Shape, Tensor};
 use crate::{Error, Result};
@@ -23,7 +24,7 @@ const OPTIONAL: [&str; 5] = ["initial_state", "do", "dht", "cu_seqlens", "scale"
 ///
 /// # Errors
 /// [`Error::Io`] where the file cannot be read; [`Error::Input`], with the path, where it is no safetensors file or
-/// does not hold a valid problem.
+/// does not hold a valid problem, or one that the free memory does not hold.
 pub fn read_case(path: impl AsRef<Path>) -> Result<Case> {
     let path = path.as_ref();
     let bytes = file::read_bytes(path)?;
@@ -85,6 +86,9 @@ impl Reader<'_> {
         let [.., value_heads, value_dim] = file::dims(self.path, "v", &v.dims, ["B", "T", "HV", "V"])?;
         let shape = Shape { batch, tokens, qk_heads, value_heads, key_dim, value_dim };
         shape.validate().map_err(|error| self.complaint(error))?;
+        let cu_seqlens = self.cu_seqlens()?;
+        let sequences = cu_seqlens.as_ref().map_or(batch, |cu| cu.len().saturating_sub(1));
+        memory::require(shape.bytes(op, sequences, self.has("do"))).map_err(|error| self.complaint(error))?;
         for name in ["k", "v"] {
             let other = self.format(name)?;
             if other != dtype {
@@ -101,7 +105,7 @@ impl Reader<'_> {
         let optional = |name| if self.has(name) { required(name).map(Some) } else { Ok(None) };
         Ok(Inputs {
             shape,
-            cu_seqlens: self.cu_seqlens()?,
+            cu_seqlens,
             scale: self.scale(key_dim)?,
             dtype,
             q,
@@ -199,7 +203,8 @@ fn required_names(op: Op) -> &'static [&'static str] {
 /// [`Error::Io`] where the file cannot be written.
 pub fn write_case(destination: &Destination, inputs: &Inputs) -> Result<()> {
     let wide = if inputs.dtype == Format::F64 { Format::F64 } else { Format::F32 };
-    let mut stored: Vec<Stored> = inputs
+    let scale = Tensor { dims: vec![1], data: vec![inputs.scale] };
+    let mut stored: Vec<Stored<'_>> = inputs
         .named()
         .into_iter()
         .map(|(name, tensor)| {
@@ -207,7 +212,7 @@ pub fn write_case(destination: &Destination, inputs: &Inputs) -> Result<()> {
             Stored::values(name, tensor, if narrow { inputs.dtype } else { wide })
         })
         .collect();
-    stored.push(Stored::values("scale", &Tensor { dims: vec![1], data: vec![inputs.scale] }, Format::F64));
+    stored.push(Stored::values("scale", &scale, Format::F64));
     stored.extend(inputs.cu_seqlens.as_ref().map(|cu| Stored::positions("cu_seqlens", cu)));
     destination.write(stored, &[("op", inputs.op().name())])
 }

@@ -1,5 +1,6 @@
 //! Opening a safetensors file and decoding its tensors.
 
+use crate::memory;
 use crate::precision::Format;
 use crate::problem::Tensor;
 use crate::{Error, Result};
@@ -26,6 +27,7 @@ pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     if !kind.is_file() {
         return Err(complaint(path, format!("is not a regular file: {EXPECTED}")));
     }
+    memory::require(kind.len().into()).map_err(|error| complaint(path, error))?;
     let bytes = std::fs::read(path).map_err(|source| Error::io(path, source))?;
     if bytes.is_empty() {
         return Err(complaint(path, format!("is empty: {EXPECTED}")));

@@ -5,13 +5,18 @@ use crate::precision::Format;
 use crate::problem::Tensor;
 use crate::{Error, Result};
 use half::{bf16, f16};
-use safetensors::{Dtype, View};
-use std::borrow::Cow;
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensorError};
+use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+
+/// Ending of half-written files.
+const SUFFIX: &str = ".partial";
 
 /// Files that are being written at this moment.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -60,7 +65,18 @@ impl Destination {
         }
         let destination = Self { path: path.to_path_buf() };
         drop(destination.partial()?);
+        destination.remove_abandoned(folder);
         Ok(destination)
+    }
+
+    /// Removes half-written files for this name whose process was ended before it could.
+    fn remove_abandoned(&self, folder: &Path) {
+        // A folder that can be written to but not listed keeps them.
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if writer_of(&entry.file_name(), &self.path).is_some_and(has_ended) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     /// The path that was asked for.
@@ -69,18 +85,19 @@ impl Destination {
     }
 
     /// Writes `tensors` and `metadata`, and puts the file in its place when it is complete and on disk.
-    pub(super) fn write(&self, tensors: Vec<Stored>, metadata: &[(&str, &str)]) -> Result<()> {
+    pub(super) fn write(&self, mut tensors: Vec<Stored<'_>>, metadata: &[(&str, &str)]) -> Result<()> {
         let metadata: HashMap<String, String> =
             metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let bytes = safetensors::serialize(tensors.iter().map(|tensor| (tensor.name, tensor)), Some(metadata))
-            .map_err(|error| complaint(&self.path, format!("cannot be written: {error}")))?;
-        self.partial()?.finish(&bytes)
+        // The widest first, so that each is aligned to its own elements.
+        tensors.sort_by_key(|tensor| (Reverse(tensor.dtype()), tensor.name));
+        let header =
+            header(&tensors, metadata).map_err(|error| complaint(&self.path, format!("cannot be written: {error}")))?;
+        self.partial()?.finish(&header, &tensors)
     }
 
     fn partial(&self) -> Result<Partial<'_>> {
-        let mut name = std::ffi::OsString::from(".");
-        name.push(self.path.file_name().unwrap_or_default());
-        name.push(format!(".{}.partial", std::process::id()));
+        let mut name = prefix(&self.path);
+        name.push(format!("{}{SUFFIX}", std::process::id()));
         let partial = self.path.with_file_name(name);
         list(|unfinished| unfinished.push(partial.clone()));
         match OpenOptions::new().write(true).create(true).truncate(true).open(&partial) {
@@ -91,6 +108,27 @@ impl Destination {
             }
         }
     }
+}
+
+/// What stands before the process id in the name of a half-written `target`.
+fn prefix(target: &Path) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(target.file_name().unwrap_or_default());
+    prefix.push(".");
+    prefix
+}
+
+/// The process that writes `target` under the name `file`.
+fn writer_of(file: &OsStr, target: &Path) -> Option<u32> {
+    let id =
+        file.as_encoded_bytes().strip_prefix(prefix(target).as_encoded_bytes())?.strip_suffix(SUFFIX.as_bytes())?;
+    std::str::from_utf8(id).ok()?.parse().ok()
+}
+
+/// Whether the process `id` is known to be no more.
+fn has_ended(id: u32) -> bool {
+    let processes = Path::new("/proc");
+    processes.join("self").exists() && !processes.join(id.to_string()).exists()
 }
 
 fn list(change: impl FnOnce(&mut Vec<PathBuf>)) {
@@ -105,12 +143,18 @@ struct Partial<'a> {
 }
 
 impl Partial<'_> {
-    fn finish(mut self, bytes: &[u8]) -> Result<()> {
-        self.file
-            .write_all(bytes)
-            .and_then(|()| self.file.sync_all())
+    fn finish(self, header: &[u8], tensors: &[Stored<'_>]) -> Result<()> {
+        self.fill(header, tensors)
             .and_then(|()| fs::rename(&self.partial, self.target))
             .map_err(|source| Error::io(self.target, source))
+    }
+
+    fn fill(&self, header: &[u8], tensors: &[Stored<'_>]) -> io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, &self.file);
+        out.write_all(header)?;
+        tensors.iter().try_for_each(|tensor| tensor.write_to(&mut out))?;
+        out.flush()?;
+        self.file.sync_all()
     }
 }
 
@@ -122,50 +166,79 @@ impl Drop for Partial<'_> {
     }
 }
 
-/// A tensor as it goes into a file.
-pub(super) struct Stored {
+/// A tensor as it goes into a file, where it is encoded piece by piece.
+pub(super) struct Stored<'a> {
     name: &'static str,
-    dtype: Dtype,
     dims: Vec<usize>,
-    bytes: Vec<u8>,
+    content: Content<'a>,
 }
 
-impl Stored {
+enum Content<'a> {
+    Values(&'a [f64], Format),
+    Positions(&'a [usize]),
+}
+
+impl<'a> Stored<'a> {
     /// `tensor` in `format`; TF32 is stored as f32.
-    pub(super) fn values(name: &'static str, tensor: &Tensor, format: Format) -> Self {
-        let data = tensor.data.iter();
-        let (dtype, bytes) = match format {
-            Format::F64 => (Dtype::F64, data.flat_map(|x| x.to_le_bytes()).collect()),
-            Format::F32 | Format::Tf32 | Format::Tf32Truncated => {
-                (Dtype::F32, data.flat_map(|x| (format.round(*x) as f32).to_le_bytes()).collect())
-            }
-            Format::F16 => (Dtype::F16, data.flat_map(|x| f16::from_f64(format.round(*x)).to_le_bytes()).collect()),
-            Format::Bf16 => (Dtype::BF16, data.flat_map(|x| bf16::from_f64(format.round(*x)).to_le_bytes()).collect()),
-        };
-        Self { name, dtype, dims: tensor.dims.clone(), bytes }
+    pub(super) fn values(name: &'static str, tensor: &'a Tensor, format: Format) -> Self {
+        Self { name, dims: tensor.dims.clone(), content: Content::Values(&tensor.data, format) }
     }
 
     /// Token positions, as i64.
-    pub(super) fn positions(name: &'static str, positions: &[usize]) -> Self {
-        let bytes = positions.iter().flat_map(|&at| (at as i64).to_le_bytes()).collect();
-        Self { name, dtype: Dtype::I64, dims: vec![positions.len()], bytes }
+    pub(super) fn positions(name: &'static str, positions: &'a [usize]) -> Self {
+        Self { name, dims: vec![positions.len()], content: Content::Positions(positions) }
+    }
+
+    fn dtype(&self) -> Dtype {
+        match self.content {
+            Content::Values(_, Format::F64) => Dtype::F64,
+            Content::Values(_, Format::F32 | Format::Tf32 | Format::Tf32Truncated) => Dtype::F32,
+            Content::Values(_, Format::F16) => Dtype::F16,
+            Content::Values(_, Format::Bf16) => Dtype::BF16,
+            Content::Positions(_) => Dtype::I64,
+        }
+    }
+
+    fn size(&self) -> usize {
+        self.dims.iter().product::<usize>() * self.dtype().bitsize() / 8
+    }
+
+    fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
+        match self.content {
+            Content::Positions(positions) => encode(out, positions, |at| (at as i64).to_le_bytes()),
+            Content::Values(data, format) => match format {
+                Format::F64 => encode(out, data, f64::to_le_bytes),
+                Format::F32 | Format::Tf32 | Format::Tf32Truncated => {
+                    encode(out, data, |x| (format.round(x) as f32).to_le_bytes())
+                }
+                Format::F16 => encode(out, data, |x| f16::from_f64(format.round(x)).to_le_bytes()),
+                Format::Bf16 => encode(out, data, |x| bf16::from_f64(format.round(x)).to_le_bytes()),
+            },
+        }
     }
 }
 
-impl View for &Stored {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
+fn encode<V: Copy, const BYTES: usize>(
+    out: &mut impl Write,
+    values: &[V],
+    word: impl Fn(V) -> [u8; BYTES],
+) -> io::Result<()> {
+    values.iter().try_for_each(|&value| out.write_all(&word(value)))
+}
 
-    fn shape(&self) -> &[usize] {
-        &self.dims
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
+/// What stands before the tensors: the length of the description, and the description padded to 8 bytes.
+fn header(tensors: &[Stored<'_>], metadata: HashMap<String, String>) -> Result<Vec<u8>, SafeTensorError> {
+    let mut end = 0;
+    let infos = tensors.iter().map(|tensor| {
+        let start = end;
+        end += tensor.size();
+        (
+            tensor.name.to_owned(),
+            TensorInfo { dtype: tensor.dtype(), shape: tensor.dims.clone(), data_offsets: (start, end) },
+        )
+    });
+    let infos = infos.collect();
+    let mut description = serde_json::to_vec(&Metadata::new(Some(metadata), infos)?)?;
+    description.resize(description.len().next_multiple_of(8), b' ');
+    Ok([&(description.len() as u64).to_le_bytes()[..], &description].concat())
 }

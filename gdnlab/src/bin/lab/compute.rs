@@ -1,9 +1,11 @@
 //! `cargo lab compute`.
 
 use crate::output::{clean_up_when_interrupted, note, open_case, print};
+use gdnlab::compare::check_truth;
 use gdnlab::kernel::{Kernel, kernel};
 use gdnlab::peer::{Destination, write_results};
 use gdnlab::problem::{Inputs, Results};
+use gdnlab::reference::Reference;
 use gdnlab::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,14 +37,13 @@ impl Args {
 /// Runs `kernel` on the case at `case` and writes its results to `output`.
 pub fn compute_into(case: &Path, kernel: &dyn Kernel, output: &Path) -> Result<ExitCode> {
     clean_up_when_interrupted()?;
-    let inputs = open_case(case)?.inputs;
+    let mut inputs = open_case(case)?.inputs;
     if !kernel.ops().contains(&inputs.op()) {
         let reason = format!("the case is {}", inputs.op());
         return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
     }
     let destination = Destination::new(output, &[case])?;
-    let rounded = inputs.rounded_to(kernel.input_format());
-    if rounded.named() != inputs.named() {
+    if inputs.round_to(kernel.input_format()) {
         note(format_args!(
             "note: {} takes q, k, v and do in {}, so the inputs of this case were rounded",
             kernel.name(),
@@ -50,8 +51,11 @@ pub fn compute_into(case: &Path, kernel: &dyn Kernel, output: &Path) -> Result<E
         ));
     }
     let start = Instant::now();
-    let results = run(kernel, &rounded)?;
+    let results = run(kernel, &inputs)?;
     let seconds = start.elapsed().as_secs_f64();
+    if kernel.name() == Reference.name() {
+        check_truth(&results).map_err(|error| Error::input(format!("{}: {error}", case.display())))?;
+    }
     write_results(&destination, inputs.op(), kernel.name(), &results)?;
     let names: Vec<&str> = results.named().into_iter().map(|(name, _)| name).collect();
     print(&format!(

@@ -4,6 +4,7 @@ use crate::output::{note, print};
 use gdnlab::chunked::Chunked;
 use gdnlab::inputs::Regime;
 use gdnlab::kernel::{Kernel, kernel};
+use gdnlab::memory::require;
 use gdnlab::numerics::{DAY1_HEADS, DAY1_SHAPES, Problems, run};
 use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
@@ -113,7 +114,8 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let kernels = self.kernels()?;
         let kernels: Vec<&dyn Kernel> = kernels.iter().map(AsRef::as_ref).collect();
-        let problems = Problems { op: self.op, shapes: self.shapes()?, regimes: self.regime.clone(), seed: self.seed };
+        let problems =
+            Problems { op: self.op, shapes: self.shapes(&kernels)?, regimes: self.regime.clone(), seed: self.seed };
         let records = run(&problems, &kernels, |step| {
             note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
             ControlFlow::Continue(())
@@ -122,11 +124,20 @@ impl Args {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn shapes(&self) -> Result<Vec<Shape>> {
+    /// The shapes, once it is known that `kernels` can run on each: for every input format the rounded inputs and their
+    /// truth are kept, beside the inputs as they were and the results of one kernel.
+    fn shapes(&self, kernels: &[&dyn Kernel]) -> Result<Vec<Shape>> {
+        let formats = distinct(kernels.iter().map(|kernel| kernel.input_format())).len() as u128;
         let day1 = DAY1_SHAPES.map(|(tokens, key_dim, value_dim)| Size { tokens, key_dim, value_dim });
         let sizes = if self.shape.is_empty() { &day1[..] } else { &self.shape };
         let shape = |size: &Size| Shape::new(size.tokens, self.heads, size.key_dim, size.value_dim);
-        sizes.iter().map(shape).map(|shape| shape.validate().map(|()| shape)).collect()
+        let checked = |shape: Shape| {
+            shape.validate()?;
+            let bytes = shape.bytes(self.op, shape.batch, true).saturating_mul(formats + 1);
+            require(bytes).map_err(|error| Error::input(format!("{shape}: {error}")))?;
+            Ok(shape)
+        };
+        sizes.iter().map(shape).map(checked).collect()
     }
 
     fn kernels(&self) -> Result<Vec<Box<dyn Kernel>>> {
