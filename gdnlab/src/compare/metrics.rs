@@ -1,5 +1,6 @@
 //! Distances between a tensor and its ground truth.
 
+use super::heads::{HeadError, head_errors};
 use super::sum::sum;
 use crate::precision::Format;
 use crate::problem::{Inputs, Op, Results, Tensor};
@@ -7,6 +8,7 @@ use crate::{Error, Result};
 use gdnlab_deps::statrs::distribution::{ContinuousCDF, StudentsT};
 use serde::Serialize;
 use std::fmt;
+use std::ops::Range;
 
 /// How far a tensor `x` is from its ground truth `r`.
 ///
@@ -49,6 +51,9 @@ pub struct Comparison {
     pub narrowest: Format,
     /// The element that is furthest off, a non-finite one first; `None` where every element is exact.
     pub worst: Option<Worst>,
+    /// Each head of each sequence whose truth is not zero and large enough to have an RMS of its own.
+    #[serde(skip)]
+    pub heads: Vec<HeadError>,
 }
 
 /// One element, with what was found and what was expected there.
@@ -77,7 +82,7 @@ pub struct Worst {
 /// # Errors
 /// [`Error::Input`] where the shapes differ.
 pub fn compare(name: &str, got: &Tensor, expected: &Tensor) -> Result<Comparison> {
-    compare_scaled(name, got, expected, 0.0)
+    compare_scaled(name, got, expected, &[], None)
 }
 
 /// Compares all that `got` holds with `expected`; gradients only where both have them.
@@ -85,7 +90,7 @@ pub fn compare(name: &str, got: &Tensor, expected: &Tensor) -> Result<Comparison
 /// # Errors
 /// [`Error::Input`] where shapes differ.
 pub fn compare_results(got: &Results, expected: &Results) -> Result<Vec<Comparison>> {
-    compare_each(&got.named(), &expected.named(), |_| 0.0)
+    compare_each(&got.named(), &expected.named(), &[], None)
 }
 
 /// [`compare_results`] for results of `inputs`, given by name so that some may be missing: tensors that one side lacks
@@ -100,37 +105,43 @@ pub fn compare_results(got: &Results, expected: &Results) -> Result<Vec<Comparis
 pub fn compare_call(inputs: &Inputs, got: &[(&str, &Tensor)], expected: &[(&str, &Tensor)]) -> Result<Vec<Comparison>> {
     let find = |name: &str| expected.iter().find(|(found, _)| *found == name).map(|(_, tensor)| *tensor);
     let dg_terms = match (find("dq"), find("dk")) {
-        (Some(dq), Some(dk)) => largest_dg_term(inputs, dq, dk),
-        _ => 0.0,
+        (Some(dq), Some(dk)) => dg_terms(inputs, dq, dk),
+        _ => Vec::new(),
     };
-    compare_each(got, expected, |name| if name == "dg" { dg_terms } else { 0.0 })
+    compare_each(got, expected, &dg_terms, Some(&inputs.sequence_ranges()))
 }
 
 fn compare_each(
     got: &[(&str, &Tensor)],
     expected: &[(&str, &Tensor)],
-    terms: impl Fn(&str) -> f64,
+    dg_terms: &[f64],
+    ranges: Option<&[Range<usize>]>,
 ) -> Result<Vec<Comparison>> {
     expected
         .iter()
         .filter_map(|(name, truth)| {
             let (_, found) = got.iter().find(|(found_name, _)| found_name == name)?;
-            Some(compare_scaled(name, found, truth, terms(name)))
+            let terms = if *name == "dg" { dg_terms } else { &[] };
+            Some(compare_scaled(name, found, truth, terms, ranges))
         })
         .collect()
 }
 
-/// `max |q dq| + |k dk|`, summed over the channels of a head where the gate is a scalar.
-fn largest_dg_term(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> f64 {
+/// `|q dq| + |k dk|` for each element of dg, summed over the channels of a head where the gate is a scalar.
+fn dg_terms(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> Vec<f64> {
+    let shape = &inputs.shape;
     let channels = match inputs.op() {
-        Op::Gdn => inputs.shape.key_dim,
+        Op::Gdn => shape.key_dim,
         Op::Gdn2 => 1,
     };
     let products: Vec<f64> = (inputs.q.data.iter().zip(&dq.data))
         .zip(inputs.k.data.iter().zip(&dk.data))
         .map(|((q, dq), (k, dk))| (q * dq).abs() + (k * dk).abs())
         .collect();
-    products.chunks(channels).map(|head| head.iter().sum()).fold(0.0, f64::max)
+    let of_qk_heads = products.chunks(shape.key_dim);
+    of_qk_heads
+        .flat_map(|head| (0..shape.group()).flat_map(|_| head.chunks(channels).map(|sum| sum.iter().sum())))
+        .collect()
 }
 
 /// The narrowest format that holds all of `values`.
@@ -143,12 +154,20 @@ fn narrowest(values: &[f64]) -> Format {
     narrow_first.into_iter().find(|&format| holds(format)).unwrap_or(Format::F64)
 }
 
-/// [`compare`], with the size of the terms that `expected` is a sum of.
-fn compare_scaled(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<Comparison> {
+/// [`compare`], with the size of the terms that each element of `expected` is a sum of, and where sequences lie.
+fn compare_scaled(
+    name: &str,
+    got: &Tensor,
+    expected: &Tensor,
+    terms: &[f64],
+    ranges: Option<&[Range<usize>]>,
+) -> Result<Comparison> {
     if got.dims != expected.dims {
         return Err(Error::input(format!("tensor '{name}': expected shape {:?}, got {:?}", expected.dims, got.dims)));
     }
-    let distances = Distances::new(&got.data, &expected.data, terms);
+    let largest_term = terms.iter().copied().fold(0.0, f64::max);
+    let distances = Distances::new(&got.data, &expected.data, largest_term);
+    let unit = if distances.zero_reference { 0.0 } else { distances.scale };
     let scan = scan(&got.data, &expected.data);
     let (bias, bias_p) = distances.bias();
     Ok(Comparison {
@@ -162,15 +181,16 @@ fn compare_scaled(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Re
         cosine: distances.cosine(),
         bias,
         bias_p,
-        max_expected: if distances.zero_reference { 0.0 } else { distances.scale },
-        rms_expected: if distances.zero_reference { 0.0 } else { distances.scale * distances.reference_rms() },
-        terms,
+        max_expected: unit,
+        rms_expected: unit * distances.reference_rms(),
+        terms: largest_term,
         narrowest: narrowest(&got.data),
         worst: scan.worst.map(|at| Worst {
             index: expected.index_of(at),
             got: got.data[at],
             expected: expected.data[at],
         }),
+        heads: head_errors(name, got, expected, terms, ranges, unit),
     })
 }
 

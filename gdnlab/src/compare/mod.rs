@@ -3,6 +3,7 @@
 //! [`compare`] measures one tensor, [`compare_call`] all that one call gave; [`tolerance`] is the one table of limits, and a
 //! [`Report`] puts both together.
 
+mod heads;
 mod metrics;
 mod report;
 mod sum;
@@ -13,6 +14,7 @@ mod yardstick;
 #[cfg(test)]
 mod tests;
 
+pub use heads::HeadError;
 pub use metrics::{Comparison, Worst, compare, compare_call, compare_results};
 pub use report::{Report, Verdict};
 pub use tolerance::{Mode, TensorClass, Tolerance, mode, modes, tolerance};

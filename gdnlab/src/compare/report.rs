@@ -1,7 +1,7 @@
 //! The report that a person reads.
 
 use super::yardstick::{MARGIN, yardstick};
-use super::{Comparison, Mode, TensorClass, Tolerance, compare_call, mode, tolerance};
+use super::{Comparison, HeadError, Mode, TensorClass, Tolerance, compare_call, mode, tolerance};
 use crate::Result;
 use crate::problem::{Inputs, Results, Tensor};
 use serde::Serialize;
@@ -19,11 +19,16 @@ pub struct Verdict {
     pub rel_rms_limit: f64,
     /// Largest `max_rel` that passes here.
     pub max_rel_limit: f64,
+    /// The head that is furthest beyond the limit of a single head, or nearest to it.
+    pub worst_head: Option<HeadError>,
+    /// Largest `rel_rms` that passes for that head: three times the limit of a tensor, which is the spread between
+    /// right kernels, since a head has its own decay and keys and nothing to average them with.
+    pub head_limit: f64,
     /// Whether the values were rounded to a format coarser than the mode's.
     pub too_coarse: bool,
     /// Whether the limits were raised because a right kernel of the mode errs that much on these inputs.
     pub hard_inputs: bool,
-    /// Whether the tensor is finite, within both limits and not too coarse.
+    /// Whether the tensor is finite, within its limits in whole and in each head, and not too coarse.
     pub pass: bool,
 }
 
@@ -31,7 +36,8 @@ impl Verdict {
     /// Holds `comparison` to the limits of `mode_name`.
     ///
     /// The tensor passes if every element is finite, the largest error is at most `max_rel` times its scale, the RMS
-    /// error at most `rel_rms` times its RMS scale, and it was not stored in a format coarser than the mode's. A scale
+    /// error at most `rel_rms` times its RMS scale, and it was not stored in a format coarser than the mode's. The RMS error
+    /// of each head of each sequence is held to three times `rel_rms` of that head. A scale
     /// is that of the truth, or the size of the terms that cancelled in it ([`Comparison::terms`]), or the smallest
     /// normal number ([`Tolerance::smallest_scale`]), whichever is largest.
     ///
@@ -46,12 +52,14 @@ impl Verdict {
             rel_rms_limit: tolerance.rel_rms() * widening(&comparison, comparison.rms_expected, &tolerance),
             max_rel_limit: tolerance.max_rel() * max_widening,
             too_coarse: has_digits && comparison.narrowest.fraction_bits() < tolerance.unit.fraction_bits(),
+            worst_head: None,
+            head_limit: 0.0,
             hard_inputs: false,
             pass: false,
             comparison,
             tolerance,
         };
-        Ok(verdict.decided())
+        Ok(verdict.with_worst_head(None).decided())
     }
 
     /// The same with limits that allow [`MARGIN`] times the errors of `emulated`, a right kernel of the mode.
@@ -62,13 +70,35 @@ impl Verdict {
             self.rel_rms_limit = self.rel_rms_limit.max(rms);
             self.max_rel_limit = self.max_rel_limit.max(max);
         }
-        self.decided()
+        self.with_worst_head(Some(emulated)).decided()
+    }
+
+    /// Finds the head that exceeds its limit most; [`MARGIN`] times the errors of `emulated` are allowed.
+    fn with_worst_head(mut self, emulated: Option<&Comparison>) -> Self {
+        let smallest = self.tolerance.smallest_scale();
+        let limit_of = |head: &HeadError| {
+            let own = MARGIN * self.tolerance.rel_rms() * (smallest / head.scale).max(1.0);
+            let same = |other: &&HeadError| (other.sequence, other.head) == (head.sequence, head.head);
+            let emulated = emulated.and_then(|emulated| emulated.heads.iter().find(same));
+            own.max(emulated.map_or(0.0, |emulated| MARGIN * emulated.rel_rms))
+        };
+        let limits = self.comparison.heads.iter().map(|head| (head, limit_of(head)));
+        let worst = limits.max_by(|a, b| (a.0.rel_rms / a.1).total_cmp(&(b.0.rel_rms / b.1)));
+        let Some((head, limit)) = worst else { return self };
+        let was_beyond = self.worst_head.is_some() && !self.heads_within();
+        (self.worst_head, self.head_limit) = (Some(head.clone()), limit);
+        self.hard_inputs |= was_beyond && self.heads_within();
+        self
+    }
+
+    fn heads_within(&self) -> bool {
+        self.worst_head.as_ref().is_none_or(|head| head.rel_rms <= self.head_limit)
     }
 
     fn decided(mut self) -> Self {
         let Comparison { nonfinite, rel_rms, max_rel, .. } = self.comparison;
         let within = rel_rms <= self.rel_rms_limit && max_rel <= self.max_rel_limit;
-        self.pass = nonfinite == 0 && within && !self.too_coarse;
+        self.pass = nonfinite == 0 && within && self.heads_within() && !self.too_coarse;
         self
     }
 
@@ -115,6 +145,15 @@ impl Verdict {
                 let times = value / limit;
                 wrong.push(format!("{metric} {value:.2e} is {} times the limit of {limit:.2e}", in_units(times)));
             }
+        }
+        if let Some(HeadError { sequence, head, rel_rms, .. }) =
+            self.worst_head.as_ref().filter(|_| !self.heads_within())
+        {
+            wrong.push(format!(
+                "head {head} of sequence {sequence}: relative RMS {} of that head, limit {:.2e}",
+                in_units(*rel_rms),
+                self.head_limit
+            ));
         }
         if self.too_coarse {
             let (found, unit) = (comparison.narrowest, tolerance.unit);

@@ -322,3 +322,21 @@ fn a_truth_that_is_not_finite_is_refused() {
     let message = check_truth(&truth).unwrap_err().to_string();
     assert!(message.contains("not finite (tensor final_state)"), "{message}");
 }
+
+#[test]
+fn a_wrong_head_of_small_values_fails() {
+    for mode in ["bf16", "fp32", "f16-internals"] {
+        let mut inputs = generate(Op::Gdn, &Shape::new(96, 2, 16, 16), Regime::Gaussian, 3).unwrap();
+        inputs.v.data.chunks_mut(16).skip(1).step_by(2).flatten().for_each(|v| *v *= 1e-3);
+        let inputs = inputs.rounded_to(Format::Bf16);
+        let truth = Reference.forward(&inputs).unwrap();
+        let kernel = Chunked::new(mode, Policy::preset(mode).unwrap(), 32).unwrap();
+        let mut got = kernel.forward(&inputs).unwrap();
+        let right = report(&inputs, &got, &truth, mode);
+        assert!(right.pass, "{right}");
+        got.outputs.o.data.chunks_mut(16).skip(1).step_by(2).for_each(|head| head.fill(0.0));
+        let wrong = report(&inputs, &got, &truth, mode);
+        assert!(!wrong.pass, "{wrong}");
+        assert!(wrong.to_string().contains("head 1 of sequence 0: relative RMS 1.00"), "{wrong}");
+    }
+}
