@@ -19,7 +19,7 @@ mod matrix;
 
 use crate::heads::{self, Head, HeadGateGrads, HeadGrads, HeadOutputs};
 use crate::kernel::Kernel;
-use crate::precision::{Format, Intermediate, Policy};
+use crate::precision::{Format, Intermediate, Policy, Product};
 use crate::problem::{Inputs, Op, Results};
 use crate::{Error, Result};
 use backward::ChunkGrads;
@@ -173,9 +173,16 @@ impl Kernel for Chunked {
     fn summary(&self) -> String {
         let [gate, u, output] =
             [Intermediate::GateCumsum, Intermediate::U, Intermediate::Output].map(|kept| self.policy.format(kept));
+        let solve = self.policy.product(Product::Solve).operands;
+        let others = Product::ALL.iter().filter(|&&product| product != Product::Solve);
+        let mut operands: Vec<&str> = others.map(|&product| self.policy.product(product).operands.name()).collect();
+        operands.sort_unstable();
+        operands.dedup();
         format!(
-            "chunked form, chunk {}: inputs {}, U {u}, gates {gate}, output {output}",
-            self.chunk, self.policy.inputs
+            "chunked form, chunk {}: inputs {}, products of {}, solve {solve}, U {u}, gates {gate}, output {output}",
+            self.chunk,
+            self.policy.inputs,
+            operands.join(" and ")
         )
     }
 

@@ -119,7 +119,7 @@ const TABLE: &[Row] = &[
      "1e-12: the chunk form and the recurrence are the same algebra; sums of up to 256 + 128 terms and a triangular \
       solve of 128 unknowns leave a few thousand u"),
     ("fp32", ALL, Format::F32, 128.0, 256.0,
-     "IEEE products leave 5u to 60u of rel_rms; a known library measures 13u (chunk 32) and 54u (chunk 64) with an IEEE \
+     "IEEE products leave 5u to 60u of rel_rms; the library fla measures 13u (chunk 32) and 54u (chunk 64) with an IEEE \
       solve, and 480u with TF32 in the solve alone, which must not pass"),
     ("fp32-tf32-solve", ALL, Format::Tf32, 2.0, 3.0,
      "only the solve rounds to TF32, and the more the longer the memory: 0.05u to 1.3u of rel_rms; published maxima \

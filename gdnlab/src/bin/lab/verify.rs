@@ -18,7 +18,12 @@ use std::process::ExitCode;
 /// within the limits of a mode, which are multiples of its unit roundoff u. Exit code: 0 within tolerance, 1 outside,
 /// 2 bad input.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  cargo lab verify case.safetensors result.safetensors --tolerance tf32")]
+#[command(after_help = "\
+Columns: 'u of' is the format whose unit roundoff u the errors and limits 'in u' are multiples of; bias is the mean error
+over the RMS of the truth and p the probability of one that large by chance; 1-cosine is 0 for the same direction; * marks
+limits raised because the inputs amplify the roundoff of every kernel. Each head also has a limit of its own.
+
+Example:\n  cargo lab verify case.safetensors result.safetensors --tolerance tf32")]
 pub struct Args {
     /// Tensor file with the inputs.
     case: PathBuf,
@@ -80,6 +85,15 @@ fn mode_of(dtype: Format) -> &'static str {
     }
 }
 
+/// The format of q, k and v that a kernel of the mode takes, where that is narrower than binary32.
+fn meant_for(mode: &str) -> Option<Format> {
+    match mode {
+        "bf16" | "f16-internals" => Some(Format::Bf16),
+        "fp16" => Some(Format::F16),
+        _ => None,
+    }
+}
+
 /// Every mode whose limits all tensors keep.
 fn passing_modes(judge: impl Fn(&'static str) -> Result<Report>) -> Result<Vec<&'static str>> {
     let mut passing = Vec::new();
@@ -110,6 +124,12 @@ impl Checked<'_> {
                 "tolerance {} because of that dtype; choose another with --tolerance ({})\n",
                 report.mode.name,
                 names.join(", ")
+            );
+        }
+        if let Some(format) = meant_for(report.mode.name).filter(|format| !format.contains(inputs.dtype)) {
+            text += &format!(
+                "{} is meant for inputs in {format}; these are {}, so rounding them to {format} counts as error\n",
+                report.mode.name, inputs.dtype
             );
         }
         text += &format!("\n{report}\n");
