@@ -86,3 +86,9 @@ impl Checkout {
         ]
     }
 }
+
+/// Path of this program. Linux adds a word where the file has been built anew since the start.
+pub fn own_path() -> Result<PathBuf> {
+    let path = std::env::current_exe().map_err(|source| Error::io("the running program", source))?;
+    Ok(path.to_str().and_then(|text| text.strip_suffix(" (deleted)")).map(PathBuf::from).unwrap_or(path))
+}

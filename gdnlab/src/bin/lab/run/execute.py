@@ -62,7 +62,7 @@ async def serve(request_lines):
                 reply(outputs=[], seconds=time.monotonic() - start, problem=None)
                 while line := await request_lines.readline():
                     await run_cell(client, json.loads(line)["source"])
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             reply(outputs=[], seconds=time.monotonic() - start, problem=str(error))
 
 

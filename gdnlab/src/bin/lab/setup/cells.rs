@@ -2,7 +2,7 @@
 
 use super::{announce, run, write_if_new};
 use crate::cells::{self, mirror};
-use crate::checkout::Checkout;
+use crate::checkout::{Checkout, own_path};
 use gdnlab::{Error, Result};
 use std::path::PathBuf;
 use std::process::Command;
@@ -53,7 +53,7 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
 
 /// The target folder that this program was built in, if it was built for development: `target/<triple>/debug/lab`.
 fn own_target() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?;
+    let program = own_path().ok()?;
     let profile = program.parent().filter(|folder| folder.ends_with("debug"))?;
     profile.ancestors().nth(2).map(PathBuf::from)
 }

@@ -1,8 +1,8 @@
 //! Jupyter's settings inside the checkout: the entry in its list of kernels, and a quiet first start.
 
 use super::{evcxr, output_of, write_if_new};
-use crate::checkout::Checkout;
-use gdnlab::{Error, Result};
+use crate::checkout::{Checkout, own_path};
+use gdnlab::Result;
 use serde_json::json;
 use std::process::Command;
 
@@ -12,7 +12,6 @@ const PAGE_CONFIG: &str = "{\"disabledExtensions\": {\"@jupyterlab/apputils-exte
 pub fn ensure(checkout: &Checkout) -> Result<()> {
     write_if_new(&checkout.jupyter().join("config/labconfig/page_config.json"), PAGE_CONFIG)?;
     let folder = checkout.jupyter().join("kernels").join(crate::run::KERNEL);
-    let lab = std::env::current_exe().map_err(|source| Error::io("the running program", source))?;
     let installed = std::fs::read_to_string(folder.join("version.txt")).is_ok_and(|text| text.trim() == evcxr::VERSION);
     if !installed {
         let mut install = Command::new(checkout.evcxr());
@@ -20,7 +19,7 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
     }
     // Not evcxr itself: this program chooses a place for the cells first (`lab kernel-process`).
     let spec = json!({
-        "argv": [lab, "kernel-process", "--checkout", checkout.root(), "{connection_file}"],
+        "argv": [own_path()?, "kernel-process", "--checkout", checkout.root(), "{connection_file}"],
         "display_name": "Rust",
         "language": "rust",
         "interrupt_mode": "message",
