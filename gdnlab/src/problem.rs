@@ -440,6 +440,11 @@ fn validate_cu_seqlens(cu: &[usize], batch: usize, tokens: usize) -> Result<()> 
 }
 
 fn check_finite(name: &str, tensor: &Tensor) -> Result<()> {
+    // Whole blocks are tested without a branch per element, so that the common case runs at the speed of memory.
+    let finite = |block: &[f64]| block.iter().fold(true, |finite, x| finite & x.is_finite());
+    if tensor.data.chunks(1024).all(finite) {
+        return Ok(());
+    }
     match tensor.data.iter().position(|x| !x.is_finite()) {
         None => Ok(()),
         Some(at) => {
