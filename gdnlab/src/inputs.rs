@@ -2,6 +2,7 @@
 //!
 //! Every tensor draws from a stream of its own (seed and name), so adding a tensor never changes another.
 
+use crate::activation::{log_sigmoid, sigmoid};
 use crate::precision::Format;
 use crate::problem::{Gates, Inputs, Op, Shape, Tensor};
 use crate::{Error, Result};
@@ -244,13 +245,4 @@ fn write_gate(draw: &Draw, name: &str, dims: &[usize], regime: Regime) -> Tensor
         };
     }
     gate
-}
-
-fn sigmoid(x: f64) -> f64 {
-    log_sigmoid(x).exp()
-}
-
-/// `log(sigmoid(x)) = -softplus(-x)`, without overflow.
-fn log_sigmoid(x: f64) -> f64 {
-    x.min(0.0) - (-x.abs()).exp().ln_1p()
 }

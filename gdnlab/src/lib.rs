@@ -6,6 +6,7 @@
 
 #![warn(missing_docs)]
 
+pub mod activation;
 pub mod chunked;
 pub mod compare;
 pub mod error;

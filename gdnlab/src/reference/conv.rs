@@ -9,7 +9,7 @@
 //! ```
 //! The cache holds the last `W - 1` inputs of a sequence, the oldest first: decoding goes on from it.
 
-use super::gate::{silu, silu_slope};
+use crate::activation::{silu, silu_slope};
 use crate::problem::{Tensor, sequence_ranges};
 use crate::{Error, Result};
 use std::ops::Range;

@@ -6,42 +6,12 @@
 //! beta = sigmoid(x), or 2 sigmoid(x)                         write strength; times 2 allows negative eigenvalues
 //! ```
 
+use crate::activation::{sigmoid, sigmoid_slope, softplus};
 use crate::problem::Tensor;
 use crate::{Error, Result};
 
 /// Smallest lower bound that the bounded log decay takes.
 pub const MIN_LOWER_BOUND: f64 = -5.0;
-
-/// `1 / (1 + e^-x)`, without overflow, to full relative accuracy at both ends.
-pub fn sigmoid(x: f64) -> f64 {
-    let e = (-x.abs()).exp();
-    if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
-}
-
-/// The derivative of [`sigmoid`]: `sigmoid(x) sigmoid(-x)`.
-pub fn sigmoid_slope(x: f64) -> f64 {
-    sigmoid(x) * sigmoid(-x)
-}
-
-/// `log(1 + e^x)`, without overflow, to full relative accuracy at both ends. Its derivative is [`sigmoid`].
-pub fn softplus(x: f64) -> f64 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-/// `log sigmoid(x) = -softplus(-x)`. Its derivative is `sigmoid(-x)`.
-pub fn log_sigmoid(x: f64) -> f64 {
-    -softplus(-x)
-}
-
-/// `x sigmoid(x)`.
-pub fn silu(x: f64) -> f64 {
-    x * sigmoid(x)
-}
-
-/// The derivative of [`silu`]: `sigmoid(x) (1 + x sigmoid(-x))`.
-pub fn silu_slope(x: f64) -> f64 {
-    sigmoid(x) * (1.0 + x * sigmoid(-x))
-}
 
 /// How the log decay is made of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -220,6 +190,7 @@ impl WriteStrength<'_> {
 mod tests {
     use super::super::testing::{AWKWARD_LENGTHS, Loss, check_gradient, gaussian, max_rel};
     use super::*;
+    use crate::activation::{log_sigmoid, silu, silu_slope};
 
     const FORMS: [DecayForm; 3] =
         [DecayForm::Softplus, DecayForm::Bounded { lower: -5.0 }, DecayForm::Bounded { lower: -0.1 }];

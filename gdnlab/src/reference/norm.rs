@@ -10,7 +10,7 @@
 //! The gradient of `n = x r`, given `dn`, is `dx = r (dn - n (n . dn))` for the L2 norm, and `dx = r (dn - n (n . dn) / D)`
 //! for the RMSNorm.
 
-use super::gate::{silu, silu_slope};
+use crate::activation::{silu, silu_slope};
 use crate::problem::Tensor;
 use crate::{Error, Result};
 
