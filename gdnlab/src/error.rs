@@ -19,6 +19,9 @@ pub enum Error {
         /// What it lacks or needs.
         reason: String,
     },
+    /// No usable GPU, no CUDA compiler, or a call to either that failed.
+    #[error("GPU: {0}")]
+    Gpu(String),
     /// The file system refused.
     #[error("{path}: {source}", path = path.display())]
     Io {
@@ -45,6 +48,11 @@ impl Error {
     /// A complaint about something that came from outside.
     pub fn input(message: impl Into<String>) -> Self {
         Self::Input(message.into())
+    }
+
+    /// What the GPU, its driver or its compiler lacks, or refused to do.
+    pub fn gpu(message: impl Into<String>) -> Self {
+        Self::Gpu(message.into())
     }
 
     /// An I/O error with the path it concerns.

@@ -9,6 +9,7 @@
 pub mod activation;
 pub mod chunked;
 pub mod compare;
+pub mod cuda;
 pub mod error;
 pub mod figure;
 mod file;

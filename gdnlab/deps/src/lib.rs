@@ -4,7 +4,9 @@
 //! cell would take seconds to link and would own a thread pool. With this crate as a `dylib` they share one copy.
 //! It holds no code of ours, so it is compiled once and stays.
 
+pub use cudarc;
 pub use gemm;
+pub use libloading;
 pub use plotters;
 pub use polars;
 pub use polars_io;

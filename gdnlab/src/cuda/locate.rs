@@ -1,0 +1,136 @@
+//! Where NVRTC lies on this machine, found by looking at folders: nothing is loaded, and nearly always no program is
+//! started, since every run asks this.
+
+use crate::{Error, Result};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::UNIX_EPOCH;
+
+/// How to get NVRTC, as the end of a message.
+pub(super) const REMEDY: &str = "`pip install nvidia-cuda-nvrtc` (no GPU needed, 90 MB), or set GDNLAB_NVRTC to the \
+                                 library or its folder";
+
+/// Names to look for, the preferred first.
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+/// NVRTC's library on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiler {
+    /// The file.
+    pub path: PathBuf,
+    /// What tells this file from another version of it without opening it: real path, size and time of last change.
+    pub identity: String,
+}
+
+impl Compiler {
+    /// The first of: `GDNLAB_NVRTC` (file or folder), `LD_LIBRARY_PATH`, the loader's cache, a CUDA toolkit
+    /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`), this checkout's `.tools/nvrtc`, and the packages of the Python
+    /// installations on `PATH`, where PyTorch brings it.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where there is none, with the way to get one; and where `GDNLAB_NVRTC` names something else.
+    pub fn find() -> Result<Self> {
+        if let Some(given) = std::env::var_os("GDNLAB_NVRTC").filter(|given| !given.is_empty()) {
+            let given = PathBuf::from(given);
+            let file = if given.is_dir() { in_folder(&given) } else { Some(given.clone()) };
+            return file.and_then(Self::at).ok_or_else(|| {
+                Error::gpu(format!(
+                    "GDNLAB_NVRTC={}: expected {}, or a folder that holds it",
+                    given.display(),
+                    NAMES.join(" or ")
+                ))
+            });
+        }
+        let found = in_library_path()
+            .or_else(|| in_loader_cache(&std::fs::read("/etc/ld.so.cache").unwrap_or_default()))
+            .or_else(|| toolkit_folders().iter().find_map(|folder| in_folder(folder)))
+            .or_else(|| in_python(&checkout_tools().join("nvrtc")))
+            .or_else(in_python_packages)
+            .or_else(in_search_path_of_python)
+            .and_then(Self::at);
+        found.ok_or_else(|| {
+            Error::gpu(format!("kernels are compiled on their first use, and NVRTC was not found: {REMEDY}"))
+        })
+    }
+
+    /// The library at `path`, if there is a file.
+    fn at(path: PathBuf) -> Option<Self> {
+        let real = path.canonicalize().ok()?;
+        let metadata = real.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let identity = format!("{} {} {}", real.display(), metadata.len(), changed.as_nanos());
+        Some(Self { path: real, identity })
+    }
+}
+
+/// This checkout's folder for what is set up in it.
+fn checkout_tools() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools")
+}
+
+fn in_folder(folder: &Path) -> Option<PathBuf> {
+    NAMES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+}
+
+fn in_library_path() -> Option<PathBuf> {
+    let folders = std::env::var_os("LD_LIBRARY_PATH")?;
+    std::env::split_paths(&folders).filter(|folder| folder.is_absolute()).find_map(|folder| in_folder(&folder))
+}
+
+/// The loader's cache lists whole paths, each ended by NUL.
+fn in_loader_cache(cache: &[u8]) -> Option<PathBuf> {
+    let paths: Vec<&Path> = cache
+        .split(|&byte| byte == 0)
+        .filter(|text| text.starts_with(b"/"))
+        .filter_map(|text| std::str::from_utf8(text).ok().map(Path::new))
+        .collect();
+    NAMES.iter().find_map(|name| {
+        let named = paths.iter().filter(|path| path.file_name() == Some(OsStr::new(name)));
+        named.copied().find(|path| path.is_file()).map(Path::to_path_buf)
+    })
+}
+
+fn toolkit_folders() -> Vec<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).filter(|home| !home.is_empty());
+    let homes = homes.map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda"), PathBuf::from("/opt/cuda")]);
+    homes
+        .flat_map(|home| {
+            ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|lib| home.join(lib))
+        })
+        .collect()
+}
+
+/// The packages of every Python on `PATH`, and the user's own.
+fn in_python_packages() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let prefixes = std::env::split_paths(&path).filter(|folder| folder.join("python3").exists()).flat_map(|folder| {
+        let linked = folder.parent().map(Path::to_path_buf);
+        let real = folder.join("python3").canonicalize().ok();
+        [linked, real.and_then(|python| Some(python.parent()?.parent()?.to_path_buf()))]
+    });
+    let user = std::env::home_dir().map(|home| home.join(".local"));
+    prefixes.chain([user]).flatten().find_map(|prefix| {
+        let folders = [prefix.join("lib"), prefix.join("local/lib"), prefix.join("lib64")];
+        folders.iter().flat_map(|lib| python_folders(lib)).find_map(|packages| in_python(&packages))
+    })
+}
+
+/// Where a Python lies in none of the usual folders (behind a shim, say), it is asked itself.
+fn in_search_path_of_python() -> Option<PathBuf> {
+    let output = Command::new("python3").args(["-c", "import sys; print(*sys.path, sep='\\n')"]).output().ok()?;
+    let folders = String::from_utf8(output.stdout).ok()?;
+    folders.lines().filter(|folder| !folder.is_empty()).find_map(|folder| in_python(Path::new(folder)))
+}
+
+/// `python3.*/site-packages` and `dist-packages` in `lib`.
+fn python_folders(lib: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(lib).into_iter().flatten().flatten();
+    let versions = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
+    versions.flat_map(|entry| ["site-packages", "dist-packages"].map(|name| entry.path().join(name))).collect()
+}
+
+/// Where the packages `nvidia-cuda-nvrtc` (CUDA 13) and `nvidia-cuda-nvrtc-cu12` put the library.
+fn in_python(packages: &Path) -> Option<PathBuf> {
+    ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].iter().find_map(|folder| in_folder(&packages.join(folder)))
+}

@@ -1,0 +1,72 @@
+//! The CUDA layer: one GPU, its memory, and kernels that are compiled on their first use.
+//!
+//! A kernel is a file `kernels/<operator>.cu`, embedded in the crate, whose entry points take one structure:
+//! `extern "C" __global__ void name(const __grid_constant__ Params p)`. Macros specialise it ([`Build`]). NVIDIA's
+//! run-time compiler makes machine code of it for the GPU at hand, once: the result stays in a [`Cache`] on disk.
+//! Building the crate needs no CUDA, and neither does a program that never asks for a [`Gpu`].
+//!
+//! ```no_run
+//! use gdnlab::cuda::{Build, Gpu, Grid, Source};
+//!
+//! #[derive(Clone, Copy)]
+//! #[repr(C)]
+//! struct Params {
+//!     x: u64,
+//!     n: i32,
+//!     factor: f32,
+//! }
+//!
+//! # fn main() -> gdnlab::Result<()> {
+//! let text = r#"
+//! struct Params { float* x; int n; float factor; };
+//! extern "C" __global__ void scale(const __grid_constant__ Params p) {
+//!     int i = blockIdx.x * blockDim.x + threadIdx.x;
+//!     if (i < p.n) p.x[i] *= p.factor;
+//! }"#;
+//! let gpu = Gpu::shared()?;
+//! let module = gpu.module(&Build { source: Source::new("scale.cu", text)?, defines: vec![] })?;
+//! let scale = module.function("scale")?;
+//! let x = gpu.upload(&[1.0f32, 2.0, 3.0])?;
+//! let grid = Grid { blocks: [1, 1, 1], threads: 128, ..Grid::default() };
+//! // SAFETY: `x` holds three floats, and lives until the download has waited for the kernel.
+//! unsafe { scale.launch(gpu.stream(), grid, &Params { x: x.address(), n: 3, factor: 2.0 })? };
+//! assert_eq!(gpu.download(&x)?, [2.0, 4.0, 6.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `GDNLAB_GPU` | which GPU, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible; 0 without it |
+//! | `GDNLAB_NVRTC` | the library `libnvrtc.so.13` or its folder; see [`Compiler::find`] for where it is looked for otherwise |
+//! | `GDNLAB_CACHE` | folder of the compiled kernels; `~/.cache/gdnlab/kernels` without it. At most 256 MiB |
+//! | `GDNLAB_KERNELS` | folder whose `.cu` and `.cuh` files are used instead of the embedded ones |
+
+mod buffer;
+mod build;
+mod cache;
+mod cubin;
+mod gpu;
+mod launch;
+mod locate;
+mod module;
+mod nvrtc;
+mod raw;
+mod report;
+mod stream;
+
+pub use buffer::{Buffer, Element};
+pub use build::{Architecture, Build, Compiled, Source, source, sources};
+pub use cache::Cache;
+pub use gpu::Gpu;
+pub use launch::{Grid, Limits};
+pub use locate::Compiler;
+pub use module::{Function, Module};
+pub use report::{FunctionReport, Report};
+pub use stream::{Event, Graph, Stream};
+
+/// Every specialisation that the operators here can ask for, on a list that covers each combination of macros that
+/// changes code. The tests compile all of them.
+pub fn builds() -> crate::Result<Vec<Build>> {
+    Ok(Vec::new())
+}

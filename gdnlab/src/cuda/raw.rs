@@ -1,0 +1,211 @@
+//! The driver's calls that cudarc has no safe form for: looking for the driver without a panic, loading CUBIN images,
+//! launching with a cluster, tensor maps, the memory pool.
+//!
+//! Every `unsafe` of [`cuda`](super) that names a driver function stands here, so that it can be read in one sitting.
+
+use crate::{Error, Result};
+use gdnlab_deps::cudarc::driver::result::{self, DriverError};
+use gdnlab_deps::cudarc::driver::{CudaContext, CudaStream, sys};
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// Turns the driver's refusal into words: what was tried, what came, and what to do where that is known.
+pub(super) fn failed(what: &str, error: DriverError) -> Error {
+    let name = error.error_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let words = error.error_string().map(|words| words.to_string_lossy().into_owned()).unwrap_or_default();
+    Error::gpu(format!("{what}: {words} ({name}){}", remedy(error.0)))
+}
+
+/// What to do about an error of the driver, as the end of a sentence; empty where there is nothing to say.
+fn remedy(code: sys::CUresult) -> &'static str {
+    match code {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => "; use a smaller problem, or end what else uses this GPU",
+        sys::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
+            "; a block wants more registers or shared memory than a multiprocessor has"
+        }
+        sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | sys::CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | sys::CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | sys::CUresult::CUDA_ERROR_LAUNCH_FAILED => {
+            "; a kernel failed, and this process cannot use the GPU any more: start it anew, \
+             and run it under compute-sanitizer to see which access it was"
+        }
+        sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | sys::CUresult::CUDA_ERROR_INVALID_IMAGE
+        | sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            "; the compiler is newer than the driver: update the driver, or point GDNLAB_NVRTC to an older NVRTC"
+        }
+        _ => "",
+    }
+}
+
+/// Whether the driver's library can be opened. It then stays open: opening it again costs nothing.
+///
+/// cudarc panics without it, so this is asked first.
+pub(super) fn driver_present() -> bool {
+    // SAFETY: NVIDIA's driver may be loaded into any process; its initialisers have no precondition.
+    match unsafe { gdnlab_deps::libloading::Library::new("libcuda.so.1") } {
+        Ok(library) => {
+            std::mem::forget(library);
+            true
+        }
+        // SAFETY: as above, under the names that cudarc would try.
+        Err(_) => unsafe { sys::is_culib_present() },
+    }
+}
+
+/// Whether this process already works on GPU `ordinal`, be it through another copy of this crate (each cell of a
+/// notebook has its own). Starts nothing.
+pub(super) fn in_use(ordinal: usize) -> bool {
+    if !driver_loaded() {
+        return false;
+    }
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: the library is loaded, both outputs live on this stack frame, and the call fails cleanly before cuInit.
+    let state = unsafe {
+        let mut device = 0;
+        sys::cuDeviceGet(&mut device, ordinal as i32)
+            .result()
+            .and_then(|()| sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active).result())
+    };
+    state.is_ok() && active != 0
+}
+
+/// Whether the driver's library is in this process, without loading it.
+#[cfg(unix)]
+fn driver_loaded() -> bool {
+    use gdnlab_deps::libloading::os::unix::{Library, RTLD_LAZY};
+    /// From dlfcn.h of glibc and musl: succeed only where the library is loaded already.
+    const RTLD_NOLOAD: i32 = 4;
+    // SAFETY: nothing is loaded, so nothing is initialised; dropping the handle takes back its own count alone.
+    unsafe { Library::open(Some("libcuda.so.1"), RTLD_LAZY | RTLD_NOLOAD) }.is_ok()
+}
+
+#[cfg(not(unix))]
+fn driver_loaded() -> bool {
+    false
+}
+
+/// The version of CUDA that the driver implements, as (major, minor).
+pub(super) fn cuda_version() -> Result<(u32, u32), DriverError> {
+    let mut version = 0;
+    // SAFETY: the output lives on this stack frame.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
+    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+}
+
+/// Lets the device's memory pool keep what is freed: an allocation then costs microseconds instead of a call into the
+/// operating system.
+pub(super) fn keep_freed_memory(context: &CudaContext) -> Result<(), DriverError> {
+    let mut threshold = u64::MAX;
+    // SAFETY: the device belongs to a live context, and the attribute is a 64-bit number that the call reads at once.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(context.cu_device())?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
+    }
+}
+
+/// A CUBIN image in the driver.
+pub(super) struct Image {
+    module: sys::CUmodule,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: a module handle may be used from any thread in which its context is current; every use below binds it.
+unsafe impl Send for Image {}
+// SAFETY: the driver's module functions are thread safe.
+unsafe impl Sync for Image {}
+
+impl Image {
+    pub fn load(context: &Arc<CudaContext>, cubin: &[u8]) -> Result<Self, DriverError> {
+        context.bind_to_thread()?;
+        // SAFETY: an ELF image says itself how long it is, and the caller hands over one that NVRTC or the verified
+        // cache produced; the driver copies it.
+        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }?;
+        Ok(Self { module, context: context.clone() })
+    }
+
+    pub fn entry(self: &Arc<Self>, name: &str) -> Result<Entry, DriverError> {
+        self.context.bind_to_thread()?;
+        let name = CString::new(name).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
+        // SAFETY: the module is loaded as long as `self` lives, and the entry holds `self`.
+        let function = unsafe { result::module::get_function(self.module, name) }?;
+        Ok(Entry { function, image: self.clone() })
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        self.context.record_err(self.context.bind_to_thread());
+        // SAFETY: nobody else holds the module: entries share ownership of `self`.
+        self.context.record_err(unsafe { result::module::unload(self.module) });
+    }
+}
+
+/// A kernel of an [`Image`].
+#[derive(Clone)]
+pub(super) struct Entry {
+    function: sys::CUfunction,
+    image: Arc<Image>,
+}
+
+// SAFETY: as for the image that it belongs to.
+unsafe impl Send for Entry {}
+// SAFETY: as for the image that it belongs to.
+unsafe impl Sync for Entry {}
+
+/// The shape of a launch as the driver takes it.
+pub(super) struct Launch {
+    pub blocks: [u32; 3],
+    pub threads: u32,
+    pub shared_bytes: u32,
+    pub cluster: Option<[u32; 3]>,
+}
+
+impl Entry {
+    /// Allows this kernel `bytes` of dynamic shared memory per block.
+    pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), DriverError> {
+        self.image.context.bind_to_thread()?;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function belongs to an image that is loaded.
+        unsafe { result::function::set_function_attribute(self.function, attribute, bytes as i32) }
+    }
+
+    /// Starts the kernel with one parameter.
+    ///
+    /// # Safety
+    /// `parameter` points to the kernel's parameter, in the layout that the kernel was compiled with, and every address
+    /// in it stays valid until the kernel has ended.
+    pub unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        launch: &Launch,
+        parameter: *const c_void,
+    ) -> Result<(), DriverError> {
+        self.image.context.bind_to_thread()?;
+        let mut cluster = launch.cluster.map(|[x, y, z]| sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z },
+            },
+        });
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.blocks[0],
+            gridDimY: launch.blocks[1],
+            gridDimZ: launch.blocks[2],
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: stream.cu_stream(),
+            numAttrs: u32::from(cluster.is_some()),
+            attrs: cluster.as_mut().map_or(std::ptr::null_mut(), |attribute| attribute),
+        };
+        let mut parameters = [parameter.cast_mut()];
+        // SAFETY: config, attribute and parameter live until the call returns, which has copied them by then; what the
+        // kernel does with the addresses is the caller's promise.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) }.result()
+    }
+}
