@@ -14,6 +14,11 @@ pub trait Kernel: Send + Sync {
     /// What it needs of the machine, such as "a CPU" or "an NVIDIA GPU, sm_80 or newer".
     fn needs(&self) -> &'static str;
 
+    /// Whether it computes on the GPU, which is then part of what its measurements were made on.
+    fn on_gpu(&self) -> bool {
+        false
+    }
+
     /// Operators that it implements.
     fn ops(&self) -> &'static [Op];
 

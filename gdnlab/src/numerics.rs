@@ -165,7 +165,9 @@ fn measure(
             let workload = Workload::new(problems.op, &shape)
                 .kernel(subject.kernel.name(), subject.mode)
                 .inputs(regime.name(), problems.seed);
-            for errors in truths.errors(subject.kernel)? {
+            let errors_per_tensor = truths.errors(subject.kernel)?;
+            let environment = environment.of_kernel(subject.kernel);
+            for errors in errors_per_tensor {
                 let workload = workload.clone().pass(Pass::of_tensor(&errors.tensor));
                 records.push(Record::new(&environment, &workload, (subject.measurement)(errors)));
             }

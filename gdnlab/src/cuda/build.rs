@@ -138,16 +138,28 @@ impl Build {
 
     /// Everything that the machine code depends on.
     fn key(&self, architecture: Architecture, compiler: &Compiler) -> Key {
+        let mut key = self.key_of_source();
+        for option in self.options(architecture) {
+            key.add(&option);
+        }
+        key.add(&compiler.identity);
+        key
+    }
+
+    /// What tells this build from others on one GPU.
+    pub(super) fn fingerprint(&self) -> String {
+        let mut key = self.key_of_source();
+        key.add(&self.to_string());
+        key.file_name()
+    }
+
+    fn key_of_source(&self) -> Key {
         let mut key = Key::new(&self.source.name);
         key.add(&self.source.text);
         for (name, text) in &self.source.headers {
             key.add(name);
             key.add(text);
         }
-        for option in self.options(architecture) {
-            key.add(&option);
-        }
-        key.add(&compiler.identity);
         key
     }
 

@@ -50,7 +50,8 @@ impl Key {
         self.hash.update(text.as_bytes());
     }
 
-    fn file_name(&self) -> String {
+    /// The name of the entry.
+    pub fn file_name(&self) -> String {
         let hash = self.hash.finalize().to_hex();
         format!("{}-{}.cubin", self.kernel, &hash[..32])
     }

@@ -35,8 +35,12 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Stream,
     cache: Cache,
-    modules: Mutex<HashMap<String, Arc<Mutex<Option<Arc<Module>>>>>>,
+    compiler: OnceLock<String>,
+    modules: Mutex<HashMap<String, Slot>>,
 }
+
+/// A place for a module. It is held while the module is made, so that two threads do not make one twice.
+type Slot = Arc<Mutex<Option<Arc<Module>>>>;
 
 impl Gpu {
     /// The GPU that this process uses, started at the first call: GPU 0, or the one that `GDNLAB_GPU` says, of those that
@@ -96,6 +100,7 @@ impl Gpu {
             stream: Stream::new(&context)?,
             context,
             cache: Cache::of_user(),
+            compiler: OnceLock::new(),
             modules: Mutex::default(),
         })
     }
@@ -115,9 +120,14 @@ impl Gpu {
         Limits { capability: self.capability, shared_bytes_per_block: self.shared_bytes_per_block }
     }
 
-    /// Version of the driver, such as `580.65.06`, where the system tells it.
+    /// Version of the GPU's driver, such as `580.65.06`, where the system tells it.
     pub fn driver_version(&self) -> Option<String> {
         driver_version(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
+    }
+
+    /// Version of the compiler that made the kernels used so far, such as `13.0`; `None` before the first.
+    pub fn compiler_version(&self) -> Option<String> {
+        self.compiler.get().cloned()
     }
 
     /// Memory that is free now, in bytes.
@@ -128,16 +138,19 @@ impl Gpu {
 
     /// `build` on this GPU: from this process, from the cache on disk, or compiled now.
     ///
+    /// To be kept by who launches often: even one that was made before is looked up by the whole of its source.
+    ///
     /// # Errors
     /// [`Error::Gpu`] where it has to be compiled and there is no compiler, or where compiler or driver refuse it.
     pub fn module(&self, build: &Build) -> Result<Arc<Module>> {
-        let name = format!("{build}\n{}", blake3::hash(build.source.text.as_bytes()).to_hex());
+        let name = build.fingerprint();
         let slot = self.modules.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default().clone();
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = &*slot {
             return Ok(module.clone());
         }
         let compiled = build.compiled(self.architecture(), &self.cache)?;
+        self.compiler.get_or_init(|| compiled.compiler.clone());
         let module = Arc::new(Module::load(&self.context, build.to_string(), compiled, self.limits())?);
         *slot = Some(module.clone());
         Ok(module)
@@ -243,7 +256,7 @@ fn count() -> Result<usize> {
         Ok(0) => Err(Error::gpu(format!("the NVIDIA driver shows no GPU{visible}; {ELSEWHERE}"))),
         Ok(count) => Ok(count as usize),
         Err(error) => {
-            let Error::Gpu(reason) = failed("the NVIDIA driver does not start", error) else { unreachable!() };
+            let reason = raw::words("the NVIDIA driver does not start", error);
             Err(Error::gpu(format!("{reason}{visible}; {ELSEWHERE}")))
         }
     }

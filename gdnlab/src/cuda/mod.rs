@@ -54,6 +54,7 @@ mod nvrtc;
 mod raw;
 mod report;
 mod stream;
+mod tensor_map;
 
 pub use buffer::{Buffer, Element};
 pub use build::{Architecture, Build, Compiled, Source, source, sources};
@@ -62,11 +63,22 @@ pub use gpu::Gpu;
 pub use launch::{Grid, Limits};
 pub use locate::Compiler;
 pub use module::{Function, Module};
+pub use raw::TensorMap;
 pub use report::{FunctionReport, Report};
 pub use stream::{Event, Graph, Stream};
+pub use tensor_map::{Swizzle, TileFormat, Tiles};
 
-/// Every specialisation that the operators here can ask for, on a list that covers each combination of macros that
-/// changes code. The tests compile all of them.
-pub fn builds() -> crate::Result<Vec<Build>> {
-    Ok(Vec::new())
+/// What the tests have to know about an operator's kernels.
+pub struct Operator {
+    /// Its name.
+    pub name: &'static str,
+    /// Every specialisation that it can ask for, on a list that covers each combination of macros that changes code.
+    pub builds: fn() -> crate::Result<Vec<Build>>,
+    /// Each kernel that it launches, with the size in bytes of the structure that it passes.
+    pub parameters: &'static [(&'static str, usize)],
+}
+
+/// The operators that have kernels. The tests compile all of their builds.
+pub fn operators() -> &'static [Operator] {
+    &[]
 }

@@ -161,7 +161,7 @@ impl Nvrtc {
         let program = Owned { nvrtc: self, program };
         // SAFETY: the program is alive, and the array holds as many strings as its count says.
         let code = unsafe { (self.compile)(program.program, options.len() as c_int, options.as_ptr()) };
-        let log = String::from_utf8_lossy(&program.bytes(self.log_size, self.log)?).trim_end_matches('\0').to_owned();
+        let log = without_times(&String::from_utf8_lossy(&program.bytes(self.log_size, self.log)?));
         if code != 0 {
             let reason = self.words(code);
             return Err(Error::gpu(format!("compiling {}: {reason}\n{}", unit.name, log.trim_end())));
@@ -224,6 +224,12 @@ fn open_builtins_beside(path: &Path) {
             }
         }
     }
+}
+
+/// The log as it is every time: without the end mark, and without how long each kernel took.
+fn without_times(log: &str) -> String {
+    let lines = log.trim_end_matches('\0').lines().filter(|line| !line.contains("Compile time ="));
+    lines.fold(String::new(), |text, line| text + line + "\n")
 }
 
 fn c_string(text: &str) -> Result<CString> {

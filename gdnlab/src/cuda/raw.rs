@@ -3,6 +3,7 @@
 //!
 //! Every `unsafe` of [`cuda`](super) that names a driver function stands here, so that it can be read in one sitting.
 
+use super::tensor_map::{MAX_AXES, Swizzle, TileFormat, Tiles};
 use crate::{Error, Result};
 use gdnlab_deps::cudarc::driver::result::{self, DriverError};
 use gdnlab_deps::cudarc::driver::{CudaContext, CudaStream, sys};
@@ -11,9 +12,14 @@ use std::sync::Arc;
 
 /// Turns the driver's refusal into words: what was tried, what came, and what to do where that is known.
 pub(super) fn failed(what: &str, error: DriverError) -> Error {
+    Error::gpu(words(what, error))
+}
+
+/// The message of [`failed`].
+pub(super) fn words(what: &str, error: DriverError) -> String {
     let name = error.error_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let words = error.error_string().map(|words| words.to_string_lossy().into_owned()).unwrap_or_default();
-    Error::gpu(format!("{what}: {words} ({name}){}", remedy(error.0)))
+    format!("{what}: {words} ({name}){}", remedy(error.0))
 }
 
 /// What to do about an error of the driver, as the end of a sentence; empty where there is nothing to say.
@@ -104,6 +110,48 @@ pub(super) fn keep_freed_memory(context: &CudaContext) -> Result<(), DriverError
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
     }
+}
+
+/// The driver's description of a tensor in memory, for Hopper's copy engine. A kernel takes it by value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(128))]
+pub struct TensorMap([u64; 16]);
+
+/// Asks the driver for a tensor map. Its checks are the driver's; those of [`Tiles`] come before.
+pub(super) fn tensor_map(tiles: &Tiles) -> Result<TensorMap, DriverError> {
+    let format = match tiles.format {
+        TileFormat::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        TileFormat::Tf32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+        TileFormat::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        TileFormat::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let swizzle = match tiles.swizzle {
+        Swizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::Bytes32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::Bytes64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::Bytes128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    let every_element = [1u32; MAX_AXES];
+    // SAFETY: the arrays hold as many numbers as the rank says, which `Tiles::map` has checked, and the call copies them.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut map,
+            format,
+            tiles.shape.len() as u32,
+            tiles.address as *mut c_void,
+            tiles.shape.as_ptr(),
+            tiles.strides_bytes.as_ptr(),
+            tiles.tile.as_ptr(),
+            every_element.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()?;
+    Ok(TensorMap(map.opaque))
 }
 
 /// A CUBIN image in the driver.

@@ -1,5 +1,7 @@
 //! The code and the machine that a record was measured with.
 
+use crate::cuda::Gpu;
+use crate::kernel::Kernel;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
@@ -35,9 +37,12 @@ pub struct Machine {
     /// Version of the GPU driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// Version of CUDA.
+    /// Version of CUDA that the driver implements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
+    /// Version of the compiler that made the code for the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvrtc: Option<String>,
     /// Name of the CPU, or of its architecture where it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
@@ -50,7 +55,7 @@ pub struct Machine {
 }
 
 impl Environment {
-    /// What can be found out about this process, without a GPU.
+    /// What can be found out about this process. The GPU belongs to it once something ran there; this starts none.
     pub fn detect() -> Self {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
         Self {
@@ -62,6 +67,13 @@ impl Environment {
         }
     }
 
+    /// This environment for a measurement of `kernel`, after it ran: with the GPU where the kernel runs on it, and without
+    /// where it does not, whatever else this process does.
+    pub fn of_kernel(&self, kernel: &dyn Kernel) -> Self {
+        let gpu = if kernel.on_gpu() { Gpu::in_use() } else { None };
+        Self { machine: self.machine.clone().with_gpu(gpu), ..self.clone() }
+    }
+
     /// The date of the measurement, `YYYY-MM-DD`.
     pub fn date(&self) -> Option<&str> {
         self.utc.as_deref()?.get(..10)
@@ -69,13 +81,27 @@ impl Environment {
 }
 
 impl Machine {
-    /// CPU, operating system and compiler; the GPU's fields stay absent.
+    /// CPU, operating system, compiler, and the GPU if this process has used it.
     pub fn detect() -> Self {
-        Self {
+        let machine = Self {
             cpu: Some(cpu_name()),
             os: Some(os_name()),
             rustc: option_env!("GDNLAB_RUSTC").map(str::to_owned),
             ..Self::default()
+        };
+        machine.with_gpu(Gpu::in_use())
+    }
+
+    /// The same machine with `gpu` as its only one, or without.
+    fn with_gpu(self, gpu: Option<&Gpu>) -> Self {
+        let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        Self {
+            gpu: gpu.map(|gpu| gpu.name.clone()),
+            compute_capability: gpu.map(|gpu| version(gpu.capability)),
+            driver: gpu.and_then(Gpu::driver_version),
+            cuda: gpu.map(|gpu| version(gpu.cuda)),
+            nvrtc: gpu.and_then(Gpu::compiler_version),
+            ..self
         }
     }
 
@@ -136,6 +162,15 @@ mod tests {
         assert_eq!(environment.date().unwrap().len(), 10);
         assert!(environment.machine.cpu.is_some() && environment.machine.os.is_some());
         assert!(environment.machine.rustc.unwrap().starts_with("rustc 1."));
+    }
+
+    #[test]
+    fn a_kernel_of_the_cpu_was_not_measured_on_a_gpu() {
+        let gpu = Some("NVIDIA H200".to_owned());
+        let machine = Machine { gpu, compute_capability: Some("9.0".to_owned()), ..Machine::detect() };
+        let environment = Environment { machine, ..Environment::default() }.of_kernel(&crate::reference::Reference);
+        assert_eq!((environment.machine.gpu, environment.machine.compute_capability), (None, None));
+        assert!(environment.machine.cpu.is_some());
     }
 
     #[test]
