@@ -69,8 +69,19 @@ fn checkout_tools() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools")
 }
 
+/// Oldest CUDA whose compiler knows `sm_90a` and what the kernels use.
+const OLDEST: u32 = 12;
+
 fn in_folder(folder: &Path) -> Option<PathBuf> {
-    NAMES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+    NAMES.iter().map(|name| folder.join(name)).find(|path| is_usable(path))
+}
+
+/// Whether there is a file, and its full name (`libnvrtc.so.11.2.152`) says no version that is too old.
+fn is_usable(path: &Path) -> bool {
+    let Ok(real) = path.canonicalize() else { return false };
+    let name = real.file_name().unwrap_or_default().to_string_lossy();
+    let major = name.strip_prefix("libnvrtc.so.").and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    real.is_file() && major.is_none_or(|major| major >= OLDEST)
 }
 
 fn in_library_path() -> Option<PathBuf> {
@@ -87,7 +98,7 @@ fn in_loader_cache(cache: &[u8]) -> Option<PathBuf> {
         .collect();
     NAMES.iter().find_map(|name| {
         let named = paths.iter().filter(|path| path.file_name() == Some(OsStr::new(name)));
-        named.copied().find(|path| path.is_file()).map(Path::to_path_buf)
+        named.copied().find(|path| is_usable(path)).map(Path::to_path_buf)
     })
 }
 
@@ -133,4 +144,63 @@ fn python_folders(lib: &Path) -> Vec<PathBuf> {
 /// Where the packages `nvidia-cuda-nvrtc` (CUDA 13) and `nvidia-cuda-nvrtc-cu12` put the library.
 fn in_python(packages: &Path) -> Option<PathBuf> {
     ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].iter().find_map(|folder| in_folder(&packages.join(folder)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An empty file `path` below `folder`, with its folders.
+    fn touch(folder: &Path, path: &str) -> PathBuf {
+        let path = folder.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "").unwrap();
+        path
+    }
+
+    #[test]
+    fn the_newest_name_in_a_folder_wins_and_an_old_version_never_does() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(in_folder(folder.path()), None);
+        let old = touch(folder.path(), "libnvrtc.so.11.2.152");
+        std::os::unix::fs::symlink(old, folder.path().join("libnvrtc.so")).unwrap();
+        assert_eq!(in_folder(folder.path()), None);
+        let twelve = touch(folder.path(), "libnvrtc.so.12");
+        assert_eq!(in_folder(folder.path()), Some(twelve));
+        let thirteen = touch(folder.path(), "libnvrtc.so.13");
+        assert_eq!(in_folder(folder.path()), Some(thirteen));
+    }
+
+    #[test]
+    fn the_loaders_cache_is_read_for_paths_that_exist() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = touch(folder.path(), "lib64/libnvrtc.so.12");
+        let text = |path: &Path| format!("glibc-ld.so.cache1.1\0libnvrtc.so.12\0{}\0", path.display()).into_bytes();
+        assert_eq!(in_loader_cache(&text(&path)), Some(path));
+        assert_eq!(in_loader_cache(&text(Path::new("/no/such/libnvrtc.so.12"))), None);
+        assert_eq!(in_loader_cache(&[0xff, 0, b'/', 0xfe, 0]), None);
+    }
+
+    #[test]
+    fn packages_of_both_generations_are_found_in_a_python() {
+        let prefix = tempfile::tempdir().unwrap();
+        let lib = prefix.path().join("lib");
+        assert!(python_folders(&lib).is_empty());
+        let twelve = touch(&lib, "python3.11/dist-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+        let thirteen = touch(&lib, "python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+        let mut found: Vec<_> = python_folders(&lib).iter().filter_map(|packages| in_python(packages)).collect();
+        found.sort();
+        assert_eq!(found, [twelve, thirteen]);
+    }
+
+    #[test]
+    fn another_file_in_the_same_place_is_another_compiler() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = touch(folder.path(), "libnvrtc.so.13");
+        let first = Compiler::at(path.clone()).unwrap();
+        assert_eq!(Compiler::at(path.clone()).unwrap(), first);
+        std::fs::write(&path, "longer").unwrap();
+        assert_ne!(Compiler::at(path.clone()).unwrap().identity, first.identity);
+        assert_eq!(Compiler::at(folder.path().to_path_buf()), None);
+    }
 }

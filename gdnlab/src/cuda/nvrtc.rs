@@ -68,7 +68,7 @@ impl Nvrtc {
         open_builtins_beside(path);
         let nvrtc = Self::load(path).map_err(|error| {
             Error::gpu(format!(
-                "{} is not an NVRTC that can be used here ({error}): expected CUDA 12 or newer for {}; {}",
+                "{} is not an NVRTC that can be used here ({error}): expected that of CUDA 12 or newer for {}; {}",
                 path.display(),
                 std::env::consts::ARCH,
                 super::locate::REMEDY

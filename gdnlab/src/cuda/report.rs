@@ -11,14 +11,14 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-/// What the compiler says about one kernel.
+/// What the compiler says about one kernel, with the functions that it calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FunctionReport {
     /// Its name.
     pub name: String,
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of a thread's stack frame, in local memory.
+    /// Bytes of a thread's largest stack frame, in local memory.
     pub stack_bytes: u32,
     /// Bytes that a thread stores to local memory for want of registers.
     pub spill_store_bytes: u32,
@@ -75,9 +75,10 @@ impl FunctionReport {
     fn read_line(&mut self, line: &str) {
         let text = line.split_once(':').map_or(line, |(_, rest)| rest);
         if text.contains("bytes stack frame") {
-            self.stack_bytes = number_before(text, "bytes stack frame");
-            self.spill_store_bytes = number_before(text, "bytes spill stores");
-            self.spill_load_bytes = number_before(text, "bytes spill loads");
+            // One such line for the kernel, then one for each function that was not inlined into it.
+            self.stack_bytes = self.stack_bytes.max(number_before(text, "bytes stack frame"));
+            self.spill_store_bytes += number_before(text, "bytes spill stores");
+            self.spill_load_bytes += number_before(text, "bytes spill loads");
         } else if text.contains("registers") {
             self.registers = number_before(text, "registers");
             self.shared_bytes = number_before(text, "bytes smem");
