@@ -39,14 +39,14 @@ pub struct Cost {
 }
 
 impl Cost {
-    pub const FORWARD: Self = Self { fma: 4.0, l1_load: 2.0, l1_store: 1.0, l2: 1.0 };
+    pub const FORWARD: Self = Self { fma: 3.0, l1_load: 1.75, l1_store: 1.0, l2: 0.375 };
 
     /// The forward, the states again, and the adjoint.
     pub const BOTH: Self = Self {
-        fma: Self::FORWARD.fma + 3.0 + 8.0,
-        l1_load: Self::FORWARD.l1_load + 1.75 + 5.0,
+        fma: Self::FORWARD.fma + 2.0 + 7.5,
+        l1_load: Self::FORWARD.l1_load + 1.5 + 3.75,
         l1_store: Self::FORWARD.l1_store + 1.0 + 2.0,
-        l2: Self::FORWARD.l2 + 1.75 + 4.0,
+        l2: Self::FORWARD.l2 + 0.75 + 1.875,
     };
 }
 

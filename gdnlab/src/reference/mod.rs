@@ -7,6 +7,7 @@ pub mod gate;
 mod matrix;
 pub mod norm;
 mod recurrence;
+mod segment;
 mod sweep;
 #[cfg(test)]
 mod testing;
@@ -16,7 +17,7 @@ use crate::precision::Format;
 use crate::problem::{Inputs, Op, Results};
 use crate::{Result, heads};
 
-pub use recurrence::SEGMENT;
+pub use segment::SEGMENT;
 
 /// The float64 recurrence of GDN and GDN-2: what every other kernel is compared with.
 ///
