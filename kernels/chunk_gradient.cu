@@ -1,0 +1,599 @@
+// Last step of the backward of the chunk form of GDN, for one chunk, one q/k head and its whole group of value heads:
+//
+//   dP = tril(do U^T)      dL = -stril(Y U^T)
+//   dq = s (e^G (do S^T) + (dP E) k)
+//   dk = beta (-e^G (Y S^T) + (dL E) k) + (dP E)^T s q + (dL E)^T (beta k) + e^{G_C - G} (U dS^T)
+//   dbeta_i = v_i . Y_i - k_i . (e^{G_i} Y_i S^T) + sum_j dL_ij L_ij / beta_i
+//   dg_t = sum_{i >= t > j} M_ij + sum_{i >= t} a_i + sum_{i < t} b_i + e^{G_C} <dS, S>
+//
+// with M = P dP + L dL element by element, a_i what token i reads from S (s q_i and -beta k_i, times the first terms of dq
+// and dk) and b_i = k_i . (last term of dk). Nothing in dg_t is subtracted from a number that was rounded elsewhere: the
+// sum of M over the rectangle i >= t > j is a sum of row sums minus column sums of the same binary32 numbers. (Sums of
+// q . dq - k . dk are the same algebra, but the terms that must cancel are then rounded on different paths.)
+//
+// The workspace of chunk_prepare.cu, chunk_states and chunk_backward.cu, v, do  ->  dq, dk (T, HK, K), dg, dbeta (T, HV)
+//
+// Warps: TILES groups of 16 rows times COLUMN_WARPS parts of the K columns. What is indexed by V streams through shared
+// memory in blocks of V_BLOCK columns: first do, v, U, Y for the two squares, then the left and right operands of
+// do S^T, Y S^T and U dS^T. dq and dk stay in registers over the value heads of the group.
+#include "chunk.cuh"
+
+constexpr int COLUMN_WARPS = KD % 64 == 0 ? 4 : 2;
+constexpr int WARPS = TILES * COLUMN_WARPS;
+constexpr int THREADS = 32 * WARPS;
+constexpr int K_PART = KD / COLUMN_WARPS;                                  // columns of K of a warp
+constexpr int SQUARE_PARTS = COLUMN_WARPS < TILES ? COLUMN_WARPS : TILES;  // parts of the columns of the squares;
+constexpr int J_PART = CHUNK / SQUARE_PARTS;                               // warps beyond them have none
+constexpr int BLOCKS = VD / V_BLOCK;       // blocks of V
+constexpr int ITEMS = 4 * BLOCKS;          // what a value head streams
+constexpr int V_TILES = VD / 16;
+
+constexpr int OPERAND_PITCH = V_BLOCK + PAD;                               // operands
+constexpr int INPUT_PITCH = V_BLOCK + 16 / (int)sizeof(INPUT);             // elements of INPUT
+constexpr int OPERAND_TILE = CHUNK * OPERAND_PITCH * OPERAND_BYTES;        // bytes
+constexpr int INPUT_TILE = CHUNK * INPUT_PITCH * (int)sizeof(INPUT);
+constexpr int LEFT_TILE = OPERAND_TILE > INPUT_TILE ? OPERAND_TILE : INPUT_TILE;
+constexpr int SQUARES_STAGE = 2 * INPUT_TILE + 2 * OPERAND_TILE;
+constexpr int PRODUCT_STAGE = LEFT_TILE + V_BLOCK * ROW_PITCH * OPERAND_BYTES;
+constexpr int STAGE_BYTES = SQUARES_STAGE > PRODUCT_STAGE ? SQUARES_STAGE : PRODUCT_STAGE;
+static_assert(VD % V_BLOCK == 0 && V_BLOCK % 16 == 0, "blocks of V are whole tiles");
+
+// Sums and weights that the warps share.
+struct Shared {
+    float coefficients[COEFFICIENTS][CHUNK];
+    float query_dots[COLUMN_WARPS][CHUNK];   // parts of s q_i . e^{G_i} (do_i S^T)
+    float key_dots[COLUMN_WARPS][CHUNK];     // parts of k_i . e^{G_i} (Y_i S^T)
+    float write_dots[COLUMN_WARPS][CHUNK];   // parts of b_i
+    float value_dots[SQUARE_PARTS][CHUNK];   // parts of v_i . Y_i
+    float overlap_dots[SQUARE_PARTS][CHUNK]; // parts of sum_j dL_ij L_ij / beta_i
+    float row_sums[SQUARE_PARTS][CHUNK];     // of M
+    float column_sums[TILES][CHUNK];         // of M
+    float state_dots[WARPS];                 // parts of <dS, S>
+    float largest[4][WARPS]; // of dP E and dL E, with the weights of the first and of the second products
+    Scale scale[4];          // what brings them into range
+    float state_scales[V_TILES], write_scales[V_TILES], adjoint_scales[V_TILES], d_state_scales[V_TILES];
+    float d_o_scales[V_TILES];
+};
+
+struct Place {
+    int warp, lane, row, quad;
+    int first_row;    // of the warp's 16 rows
+    int first_column; // of the warp's columns of K
+    int first_j;      // of its columns of the squares
+    bool squares;     // whether it has any
+};
+
+__device__ __forceinline__ float largest_scale(const float* scales) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < V_TILES; ++i) largest = fmaxf(largest, scales[i]);
+    return largest;
+}
+
+// A 16 x 16 tile of an input, times `factor`, as a left operand.
+__device__ __forceinline__ Left left_of_input(const INPUT* from, float factor, const Place& at) {
+    float tiles[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            tiles[n][e] = to_float(from[(at.row + 8 * (e / 2)) * INPUT_PITCH + 8 * n + 2 * at.quad + e % 2]);
+    return make_left(tiles[0], tiles[1], factor);
+}
+
+// Starts the copies of one item of the stream of a value head.
+__device__ __forceinline__ void load_item(const ChunkParams& p, u8* stage, int chunk, int head, int item) {
+    const long long square = (long long)chunk * p.value_heads + head;
+    const int phase = item / BLOCKS, v = item % BLOCKS * V_BLOCK;
+    const long long value_at = ((long long)p.chunk_token[chunk] * p.value_heads + head) * VD + v;
+    const long long value_pitch = (long long)p.value_heads * VD * sizeof(INPUT);
+    const int length = p.chunk_length[chunk];
+    auto load_input = [&](u8* to, const INPUT* from) {
+        copy_rows<THREADS>(to, INPUT_PITCH * sizeof(INPUT), from + value_at, value_pitch, CHUNK,
+                           V_BLOCK * (int)sizeof(INPUT), length);
+    };
+    auto load_operand = [&](u8* to, const operand* from) {
+        copy_rows<THREADS>(to, OPERAND_PITCH * OPERAND_BYTES, from + square * CHUNK * VD + v, VD * OPERAND_BYTES, CHUNK,
+                           V_BLOCK * OPERAND_BYTES, CHUNK);
+    };
+    if (phase == 0) {
+        load_input(stage, p.d_o);
+        load_input(stage + INPUT_TILE, p.v);
+        load_operand(stage + 2 * INPUT_TILE, p.writes);
+        load_operand(stage + 2 * INPUT_TILE + OPERAND_TILE, p.adjoints);
+    } else {
+        if (phase == 1)
+            load_input(stage, p.d_o);
+        else
+            load_operand(stage, phase == 2 ? p.adjoints : p.writes);
+        copy_rows<THREADS>(stage + LEFT_TILE, ROW_PITCH * OPERAND_BYTES,
+                           (phase == 3 ? p.d_states : p.states) + (square * VD + v) * KD, KD * OPERAND_BYTES, V_BLOCK,
+                           KD * OPERAND_BYTES, V_BLOCK);
+    }
+    copy_async_commit();
+}
+
+// dP and -dL of the warp's rows and columns, without masks, from one block of V; v . Y along the way.
+__device__ __forceinline__ void squares_of_block(const u8* stage, const Shared& s, const Place& at, int v, float d_o_unit,
+                                                 float adjoint_unit, float write_unit, float (&dp)[J_PART / 8][4],
+                                                 float (&dl)[J_PART / 8][4], float (&dots)[2]) {
+    const INPUT* d_o = (const INPUT*)stage;
+    const INPUT* value = (const INPUT*)(stage + INPUT_TILE);
+    const operand* writes = (const operand*)(stage + 2 * INPUT_TILE);
+    const operand* adjoints = writes + CHUNK * OPERAND_PITCH;
+#pragma unroll 2
+    for (int c = 0; c < V_BLOCK / 16; ++c) {
+        const int tile = v / 16 + c;
+        const float ratio = s.write_scales[tile] * write_unit;
+        const Left from_output = left_of_input(d_o + at.first_row * INPUT_PITCH + 16 * c, d_o_unit * ratio, at);
+        Left from_adjoint = load_left(adjoints + at.first_row * OPERAND_PITCH + 16 * c, OPERAND_PITCH);
+        scale_left(from_adjoint, s.adjoint_scales[tile] * adjoint_unit * ratio);
+        const operand* right = writes + at.first_j * OPERAND_PITCH + 16 * c;
+        product_nt(dp, from_output, right, OPERAND_PITCH);
+        product_nt(dl, from_adjoint, right, OPERAND_PITCH);
+        if (tile % SQUARE_PARTS == at.first_j / J_PART) { // the parts share the dots
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int r = at.first_row + at.row + 8 * half;
+                float sum = 0.0f;
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    const int column = 16 * c + 8 * n + 2 * at.quad;
+                    const float2 y = load_pair(adjoints + r * OPERAND_PITCH + column);
+                    sum += y.x * to_float(value[r * INPUT_PITCH + column]) +
+                           y.y * to_float(value[r * INPUT_PITCH + column + 1]);
+                }
+                dots[half] += sum * s.adjoint_scales[tile];
+            }
+        }
+    }
+}
+
+// Adds `weight` times a product to a gradient; `weight` is for the rows `row` and `row + 8` of the warp.
+__device__ __forceinline__ void add_rows(float (&total)[K_PART / 8][4], const float (&product)[K_PART / 8][4],
+                                         const float (&weight)[2]) {
+#pragma unroll
+    for (int n = 0; n < K_PART / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) total[n][e] += product[n][e] * weight[e / 2];
+}
+
+// The part of this thread in the dot of each row of a product with that row of `with`.
+__device__ __forceinline__ void row_dots(const float (&product)[K_PART / 8][4], const operand* with, const Place& at,
+                                         float (&dots)[2]) {
+#pragma unroll
+    for (int n = 0; n < K_PART / 8; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float2 x = load_pair(with + (at.first_row + at.row + 8 * half) * ROW_PITCH + at.first_column + 8 * n +
+                                       2 * at.quad);
+            dots[half] += product[n][2 * half] * x.x + product[n][2 * half + 1] * x.y;
+        }
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Grid: chunks, HK.
+extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __grid_constant__ ChunkParams p) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ Shared s;
+    operand* keys = (operand*)shared;
+    operand* queries = keys + CHUNK * ROW_PITCH;
+    operand* d_scores = queries + CHUNK * ROW_PITCH; // of the scores, weighted
+    operand* d_lower = d_scores + CHUNK * SQUARE_PITCH; // of L, weighted
+    u8* ring = (u8*)(d_lower + CHUNK * SQUARE_PITCH);
+
+    Place at;
+    at.warp = threadIdx.x / 32;
+    at.lane = threadIdx.x & 31;
+    at.row = at.lane / 4;
+    at.quad = at.lane % 4;
+    at.first_row = 16 * (at.warp % TILES);
+    at.first_column = K_PART * (at.warp / TILES);
+    at.squares = at.warp / TILES < SQUARE_PARTS;
+    at.first_j = at.squares ? J_PART * (at.warp / TILES) : 0;
+    const int tile_row = at.warp % TILES;
+    const int rows[2] = {at.first_row + at.row, at.first_row + at.row + 8};
+
+    const int chunk = blockIdx.x, qk_head = blockIdx.y, group = p.value_heads / p.qk_heads;
+    const int token = p.chunk_token[chunk], length = p.chunk_length[chunk];
+    const long long tile = (long long)chunk * p.qk_heads + qk_head;
+    copy_block<THREADS>(keys, p.keys + tile * ROW_TILE, ROW_TILE * OPERAND_BYTES);
+    copy_block<THREADS>(queries, p.queries + tile * ROW_TILE, ROW_TILE * OPERAND_BYTES);
+
+    float dq[K_PART / 8][4], dk[K_PART / 8][4];
+    clear(dq);
+    clear(dk);
+
+    // The stream: item `next` is the next to be started, over all value heads of the group.
+    const int items = group * ITEMS;
+    int next = 0, current = 0;
+    auto start_next = [&]() {
+        if (next < items)
+            load_item(p, ring + next % STAGES * STAGE_BYTES, chunk, qk_head * group + next / ITEMS, next % ITEMS);
+        else
+            copy_async_commit();
+        ++next;
+    };
+    // Waits for the current item; with several stages, starts the one that takes the place of the item before it.
+    auto arrive = [&]() -> const u8* {
+        copy_async_wait < STAGES == 1 ? 0 : STAGES - 2 > ();
+        __syncthreads();
+        if (STAGES > 1) start_next();
+        return ring + current % STAGES * STAGE_BYTES;
+    };
+    auto leave = [&]() {
+        ++current;
+        if (STAGES == 1) {
+            __syncthreads();
+            start_next();
+        }
+    };
+    for (int i = 0; i < (STAGES == 1 ? 1 : STAGES - 1); ++i) start_next();
+
+    for (int h = 0; h < group; ++h) {
+        const int head = qk_head * group + h;
+        const long long square = (long long)chunk * p.value_heads + head;
+        __syncthreads();
+        for (int i = threadIdx.x; i < COEFFICIENTS * CHUNK; i += THREADS)
+            s.coefficients[i / CHUNK][i % CHUNK] = p.coefficients[square * COEFFICIENTS * CHUNK + i];
+        for (int i = threadIdx.x; i < V_TILES; i += THREADS) {
+            s.state_scales[i] = p.state_scales[square * V_TILES + i];
+            s.write_scales[i] = p.write_scales[square * V_TILES + i];
+            s.adjoint_scales[i] = p.adjoint_scales[square * V_TILES + i];
+            s.d_state_scales[i] = p.d_state_scales[square * V_TILES + i];
+            s.d_o_scales[i] = p.d_o_scales[square * V_TILES + i];
+        }
+        __syncthreads();
+        // The parts of a tensor have scales of their own; products bring them to that of the largest.
+        const float d_o_scale = largest_scale(s.d_o_scales), write_scale = largest_scale(s.write_scales);
+        const float adjoint_scale = largest_scale(s.adjoint_scales), state_scale = largest_scale(s.state_scales);
+        const float d_state_scale = largest_scale(s.d_state_scales);
+
+        float dp[J_PART / 8][4], dl[J_PART / 8][4], value_dots[2] = {0.0f, 0.0f};
+        clear(dp);
+        clear(dl);
+#pragma unroll 1
+        for (int block = 0; block < BLOCKS; ++block) {
+            const u8* stage = arrive();
+            if (at.squares)
+                squares_of_block(stage, s, at, block * V_BLOCK, 1.0f / d_o_scale, 1.0f / adjoint_scale,
+                                 1.0f / write_scale, dp, dl, value_dots);
+            leave();
+        }
+
+        // dP E, dL E, and the largest of each with the weights that it gets below; M from the unweighted ones.
+        float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float row_sums[2] = {0.0f, 0.0f}, overlap_dots[2] = {0.0f, 0.0f}, column_sums[J_PART / 8][2];
+        const float beta[2] = {s.coefficients[BETA][rows[0]], s.coefficients[BETA][rows[1]]};
+#pragma unroll
+        for (int n = 0; n < J_PART / 8; ++n) {
+            column_sums[n][0] = column_sums[n][1] = 0.0f;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = rows[half], first_j = at.first_j + 8 * n + 2 * at.quad;
+                const float2 score = load_pair(p.scores + (square * CHUNK + i) * SQUARE_PITCH + first_j);
+                const float2 overlap = load_pair(p.overlaps + (square * CHUNK + i) * CHUNK + first_j);
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int j = first_j + e;
+                    const float between = (s.coefficients[LOG_DECAY][i] - s.coefficients[LOG_DECAY][j]) +
+                                          (s.coefficients[LOG_DECAY_2][i] - s.coefficients[LOG_DECAY_2][j]);
+                    const float decay = i >= j ? expf(between) : 0.0f;
+                    float& d_score = dp[n][2 * half + e];
+                    float& d_lower = dl[n][2 * half + e];
+                    d_score *= d_o_scale * write_scale;
+                    d_lower *= -(adjoint_scale * write_scale);
+                    if (i > j) {
+                        const float with_overlap = d_lower * (e == 0 ? overlap.x : overlap.y);
+                        const float with_score = d_score * (e == 0 ? score.x : score.y) * s.coefficients[QUERY][i];
+                        const float both = with_score + with_overlap * beta[half];
+                        overlap_dots[half] += with_overlap;
+                        row_sums[half] += both;
+                        column_sums[n][e] += both;
+                    }
+                    d_score *= decay;
+                    d_lower *= i > j ? decay : 0.0f;
+                    const float key_j = s.coefficients[KEY][j];
+                    largest[0] = fmaxf(largest[0], fabsf(d_score * key_j));
+                    largest[1] = fmaxf(largest[1], fabsf(d_lower * key_j));
+                    largest[2] = fmaxf(largest[2], fabsf(d_score * s.coefficients[QUERY][i]));
+                    largest[3] = fmaxf(largest[3], fabsf(d_lower * beta[half] * s.coefficients[KEY][i]));
+                }
+            }
+        }
+        if (at.squares) {
+            // Rows end in a quad, columns in the lanes of equal place in their quads.
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float row = quad_sum(row_sums[half]), overlap = quad_sum(overlap_dots[half]);
+                const float value = quad_sum(value_dots[half]);
+                if (at.quad == 0) {
+                    s.row_sums[at.first_j / J_PART][rows[half]] = row;
+                    s.overlap_dots[at.first_j / J_PART][rows[half]] = overlap;
+                    s.value_dots[at.first_j / J_PART][rows[half]] = value;
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < J_PART / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float column = column_sums[n][e];
+                    column += __shfl_xor_sync(0xffffffffu, column, 4);
+                    column += __shfl_xor_sync(0xffffffffu, column, 8);
+                    column += __shfl_xor_sync(0xffffffffu, column, 16);
+                    if (at.row == 0) s.column_sums[tile_row][at.first_j + 8 * n + 2 * at.quad + e] = column;
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float of_warp = MODE == MODE_F16 ? warp_max(at.squares ? largest[i] : 0.0f) : 0.0f;
+            if (at.lane == 0) s.largest[i][at.warp] = of_warp;
+        }
+        __syncthreads();
+        if (threadIdx.x < 4) {
+            float of_block = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) of_block = fmaxf(of_block, s.largest[threadIdx.x][w]);
+            s.scale[threadIdx.x] = scale_for(of_block);
+        }
+        __syncthreads();
+
+        float product[K_PART / 8][4];
+#pragma unroll
+        for (int transposed = 0; transposed < 2; ++transposed) {
+            // First rk_j on the columns, for the products with K'; then the weights of Q'_i and K'_i on the rows.
+            if (at.squares)
+#pragma unroll
+                for (int n = 0; n < J_PART / 8; ++n)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const int i = rows[half], j = at.first_j + 8 * n + 2 * at.quad;
+                        float of_score[2], of_lower[2];
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            const float key = s.coefficients[KEY][j + e];
+                            of_score[e] = transposed ? s.coefficients[QUERY][i] : key;
+                            of_lower[e] = transposed ? beta[half] * s.coefficients[KEY][i] : key;
+                            of_score[e] *= dp[n][2 * half + e] * s.scale[2 * transposed].factor;
+                            of_lower[e] *= dl[n][2 * half + e] * s.scale[2 * transposed + 1].factor;
+                        }
+                        store_pair(d_scores + i * SQUARE_PITCH + j, of_score[0], of_score[1]);
+                        store_pair(d_lower + i * SQUARE_PITCH + j, of_lower[0], of_lower[1]);
+                    }
+            __syncthreads();
+            if (!transposed) {
+                clear(product);
+#pragma unroll 1
+                for (int c = 0; c <= tile_row; ++c) {
+                    const Left left = load_left(d_scores + at.first_row * SQUARE_PITCH + 16 * c, SQUARE_PITCH);
+                    product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
+                }
+                const float of_scores[2] = {s.scale[0].inverse, s.scale[0].inverse};
+                add_rows(dq, product, of_scores);
+                clear(product);
+#pragma unroll 1
+                for (int c = 0; c <= tile_row; ++c) {
+                    const Left left = load_left(d_lower + at.first_row * SQUARE_PITCH + 16 * c, SQUARE_PITCH);
+                    product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
+                }
+                const float weight[2] = {beta[0] * s.scale[1].inverse, beta[1] * s.scale[1].inverse};
+                add_rows(dk, product, weight);
+            } else {
+                clear(product);
+#pragma unroll 1
+                for (int c = tile_row; c < TILES; ++c) {
+                    const Left left =
+                        load_left_transposed(d_scores + 16 * c * SQUARE_PITCH + at.first_row, SQUARE_PITCH);
+                    product_nn(product, left, queries + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
+                }
+                const float of_scores[2] = {s.scale[2].inverse, s.scale[2].inverse};
+                add_rows(dk, product, of_scores);
+                clear(product);
+#pragma unroll 1
+                for (int c = tile_row; c < TILES; ++c) {
+                    const Left left =
+                        load_left_transposed(d_lower + 16 * c * SQUARE_PITCH + at.first_row, SQUARE_PITCH);
+                    product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
+                }
+                const float of_lower[2] = {s.scale[3].inverse, s.scale[3].inverse};
+                add_rows(dk, product, of_lower);
+            }
+            __syncthreads();
+        }
+
+        // do S^T, Y S^T and U dS^T
+#pragma unroll 1
+        for (int phase = 1; phase < 4; ++phase) {
+            const float* left_scales = phase == 2 ? s.adjoint_scales : s.write_scales;
+            const float* right_scales = phase == 3 ? s.d_state_scales : s.state_scales;
+            const float left_scale = phase == 1 ? d_o_scale : phase == 2 ? adjoint_scale : write_scale;
+            const float right_scale = phase == 3 ? d_state_scale : state_scale;
+            clear(product);
+#pragma unroll 1
+            for (int block = 0; block < BLOCKS; ++block) {
+                const u8* stage = arrive();
+                const operand* right = (const operand*)(stage + LEFT_TILE);
+#pragma unroll 2
+                for (int c = 0; c < V_BLOCK / 16; ++c) {
+                    const int v_tile = block * (V_BLOCK / 16) + c;
+                    const float ratio = right_scales[v_tile] / right_scale;
+                    Left left;
+                    if (phase == 1) {
+                        left = left_of_input((const INPUT*)stage + at.first_row * INPUT_PITCH + 16 * c,
+                                             ratio / left_scale, at);
+                    } else {
+                        left = load_left((const operand*)stage + at.first_row * OPERAND_PITCH + 16 * c, OPERAND_PITCH);
+                        scale_left(left, left_scales[v_tile] / left_scale * ratio);
+                    }
+                    product_nn(product, left, right + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
+                }
+                leave();
+            }
+            float weight[2], dots[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float key = s.coefficients[KEY][rows[half]], decay = s.coefficients[DECAY][rows[half]];
+                const float after = key != 0.0f ? s.coefficients[WRITE][rows[half]] / key : 0.0f; // e^{G_C - G_i}
+                weight[half] = phase == 1 ? decay : phase == 2 ? -beta[half] * decay : after;
+                weight[half] *= left_scale * right_scale;
+            }
+            if (phase == 1)
+                add_rows(dq, product, weight);
+            else
+                add_rows(dk, product, weight);
+            row_dots(product, phase == 1 ? queries : keys, at, dots);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float dot = quad_sum(dots[half]) * left_scale * right_scale;
+                const float decay = s.coefficients[DECAY][rows[half]];
+                float* to = (phase == 1 ? s.query_dots : phase == 2 ? s.key_dots : s.write_dots)[at.warp / TILES];
+                const float unit = phase == 1   ? s.coefficients[QUERY][rows[half]] * decay
+                                   : phase == 2 ? s.coefficients[KEY][rows[half]] * decay
+                                                : s.coefficients[WRITE][rows[half]];
+                if (at.quad == 0) to[rows[half]] = dot * unit;
+            }
+        }
+
+        // <dS, S>
+        float with_state = 0.0f;
+        constexpr int VECTOR = 16 / OPERAND_BYTES;
+#pragma unroll 8
+        for (int i = VECTOR * threadIdx.x; i < VD * KD; i += VECTOR * THREADS) {
+            const uint4 a = *(const uint4*)(p.states + square * VD * KD + i);
+            const uint4 b = *(const uint4*)(p.d_states + square * VD * KD + i);
+            float sum = 0.0f;
+#pragma unroll
+            for (int e = 0; e < VECTOR; e += 2) {
+                const float2 x = load_pair((const operand*)&a + e), y = load_pair((const operand*)&b + e);
+                sum += x.x * y.x + x.y * y.y;
+            }
+            with_state += sum * s.state_scales[i / KD / 16] * s.d_state_scales[i / KD / 16];
+        }
+        with_state = warp_sum(with_state);
+        if (at.lane == 0) s.state_dots[at.warp] = with_state;
+        __syncthreads();
+        if (at.warp == 0) {
+            // dg_t: what lies behind t of the first sums, what lies before it of the b_i.
+            float behind = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) behind += s.state_dots[w];
+            behind *= s.coefficients[DECAY][CHUNK - 1];
+            float before[CHUNK / 32], all = 0.0f;
+#pragma unroll
+            for (int part = 0; part < CHUNK / 32; ++part) {
+                float own = 0.0f;
+#pragma unroll
+                for (int w = 0; w < COLUMN_WARPS; ++w) own += s.write_dots[w][32 * part + at.lane];
+                float sum = own;
+#pragma unroll
+                for (int offset = 1; offset < 32; offset <<= 1) {
+                    const float other = __shfl_up_sync(0xffffffffu, sum, offset);
+                    if (at.lane >= offset) sum += other;
+                }
+                // Without the own one: the sum up to the lane before.
+                const float upto = __shfl_up_sync(0xffffffffu, sum, 1);
+                before[part] = all + (at.lane > 0 ? upto : 0.0f);
+                all += __shfl_sync(0xffffffffu, sum, 31);
+            }
+#pragma unroll
+            for (int part = CHUNK / 32 - 1; part >= 0; --part) {
+                const int i = 32 * part + at.lane;
+                const float b = s.coefficients[BETA][i];
+                float row = 0.0f, column = 0.0f, overlap = 0.0f, value = 0.0f, query = 0.0f, key = 0.0f;
+#pragma unroll
+                for (int w = 0; w < COLUMN_WARPS; ++w) {
+                    query += s.query_dots[w][i];
+                    key += s.key_dots[w][i];
+                }
+#pragma unroll
+                for (int w = 0; w < SQUARE_PARTS; ++w) {
+                    row += s.row_sums[w][i];
+                    overlap += s.overlap_dots[w][i];
+                    value += s.value_dots[w][i];
+                }
+#pragma unroll
+                for (int w = 0; w < TILES; ++w) column += s.column_sums[w][i];
+                float sum = (row - column) + (query - b * key);
+#pragma unroll
+                for (int offset = 1; offset < 32; offset <<= 1) {
+                    const float other = __shfl_down_sync(0xffffffffu, sum, offset);
+                    if (at.lane + offset < 32) sum += other;
+                }
+                sum += behind;
+                behind = __shfl_sync(0xffffffffu, sum, 0);
+                if (i < length) {
+                    const long long to = (long long)(token + i) * p.value_heads + head;
+                    p.dg[to] = sum + before[part];
+                    p.dbeta[to] = value - key + overlap;
+                }
+            }
+        }
+    }
+
+    // From the gradient of s q to that of q; through the normalisation, x / |x|: (d - x^ (x^ . d)) / |x|.
+    float query_weight[2], key_weight[2], query_back[2] = {0.0f, 0.0f}, key_back[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        query_weight[half] = p.scale;
+        key_weight[half] = 1.0f;
+    }
+    if (p.norm_epsilon >= 0.0f) {
+        float dots[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma unroll
+        for (int n = 0; n < K_PART / 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int offset = rows[half] * ROW_PITCH + at.first_column + 8 * n + 2 * at.quad;
+                const float2 q = load_pair(queries + offset), k = load_pair(keys + offset);
+                dots[0][half] += q.x * dq[n][2 * half] + q.y * dq[n][2 * half + 1];
+                dots[1][half] += k.x * dk[n][2 * half] + k.y * dk[n][2 * half + 1];
+            }
+        __syncthreads();
+        float(*sums)[COLUMN_WARPS][CHUNK] = (float(*)[COLUMN_WARPS][CHUNK])d_scores;
+#pragma unroll
+        for (int which = 0; which < 2; ++which)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float sum = dots[which][half];
+                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                if (at.quad == 0) sums[which][at.warp / TILES][rows[half]] = sum;
+            }
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float dot[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int part = 0; part < COLUMN_WARPS; ++part) {
+                dot[0] += sums[0][part][rows[half]];
+                dot[1] += sums[1][part][rows[half]];
+            }
+            const float query_norm = p.norms[tile * 2 * CHUNK + rows[half]];
+            const float key_norm = p.norms[(tile * 2 + 1) * CHUNK + rows[half]];
+            const float query_unit = p.scale != 0.0f ? s.coefficients[QUERY][rows[half]] / p.scale : 0.0f;
+            const float key_unit = s.coefficients[KEY][rows[half]];
+            query_weight[half] = p.scale * query_norm;
+            key_weight[half] = key_norm;
+            query_back[half] = query_weight[half] * query_unit * query_unit * dot[0];
+            key_back[half] = key_norm * key_unit * key_unit * dot[1];
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (rows[half] >= length) continue;
+        const long long to = ((long long)(token + rows[half]) * p.qk_heads + qk_head) * KD + at.first_column;
+#pragma unroll
+        for (int n = 0; n < K_PART / 8; ++n) {
+            const int column = 8 * n + 2 * at.quad, offset = rows[half] * ROW_PITCH + at.first_column + column;
+            const float2 q = load_pair(queries + offset), k = load_pair(keys + offset);
+            store_two(p.dq + to + column, dq[n][2 * half] * query_weight[half] - q.x * query_back[half],
+                      dq[n][2 * half + 1] * query_weight[half] - q.y * query_back[half]);
+            store_two(p.dk + to + column, dk[n][2 * half] * key_weight[half] - k.x * key_back[half],
+                      dk[n][2 * half + 1] * key_weight[half] - k.y * key_back[half]);
+        }
+    }
+}
