@@ -45,6 +45,8 @@ pub trait Kernel: Send + Sync {
 pub fn kernels() -> Vec<Box<dyn Kernel>> {
     let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(crate::reference::Reference)];
     all.extend(crate::chunked::Chunked::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
+    all.push(Box::new(crate::cuda::Recurrent::fp64()));
+    all.push(Box::new(crate::cuda::Recurrent::fp32()));
     all
 }
 

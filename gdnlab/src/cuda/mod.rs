@@ -46,12 +46,14 @@ mod buffer;
 mod build;
 mod cache;
 mod cubin;
+pub mod decode;
 mod gpu;
 mod launch;
 mod locate;
 mod module;
 mod nvrtc;
 mod raw;
+mod recurrent;
 mod report;
 mod stream;
 mod tensor_map;
@@ -64,6 +66,7 @@ pub use launch::{Grid, Limits};
 pub use locate::Compiler;
 pub use module::{Function, Module};
 pub use raw::TensorMap;
+pub use recurrent::Recurrent;
 pub use report::{FunctionReport, Report};
 pub use stream::{Event, Graph, Stream};
 pub use tensor_map::{Swizzle, TileFormat, Tiles};
@@ -80,5 +83,5 @@ pub struct Operator {
 
 /// The operators that have kernels. The tests compile all of their builds.
 pub fn operators() -> &'static [Operator] {
-    &[]
+    &[recurrent::OPERATOR, decode::OPERATOR]
 }

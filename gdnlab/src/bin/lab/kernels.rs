@@ -46,7 +46,7 @@ fn json(kernel: &dyn Kernel) -> String {
 
 fn table(all: &[Box<dyn Kernel>]) -> String {
     let row = |name: &str, ops: &str, input: &str, mode: &str, needs: &str, summary: &str| {
-        format!("{name:<26} {ops:<10} {input:<6} {mode:<15} {needs:<8} {summary}\n")
+        format!("{name:<26} {ops:<10} {input:<6} {mode:<15} {needs:<30} {summary}\n")
     };
     let header = row("kernel", "operators", "input", "tolerance", "needs", "computes");
     let rows = all.iter().map(|kernel| {
