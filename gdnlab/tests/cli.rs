@@ -150,6 +150,9 @@ fn every_kernel_verifies_in_its_own_mode() {
     for line in text(&listed.stdout).lines() {
         let kernel: serde_json::Value = serde_json::from_str(line).unwrap();
         let field = |key: &str| kernel[key].as_str().unwrap().to_owned();
+        if field("needs").contains("GPU") && gdnlab::cuda::Gpu::shared().is_err() {
+            continue;
+        }
         for name in CASES {
             // The kernel must get values that its input format holds, or their rounding counts as its error.
             let mut rounded = case(name);
