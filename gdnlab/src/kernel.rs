@@ -47,6 +47,7 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     all.extend(crate::chunked::Chunked::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
     all.push(Box::new(crate::cuda::Recurrent::fp64()));
     all.push(Box::new(crate::cuda::Recurrent::fp32()));
+    all.extend(crate::cuda::chunk::Chunk::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
     all
 }
 

@@ -45,6 +45,7 @@
 mod buffer;
 mod build;
 mod cache;
+pub mod chunk;
 mod cubin;
 pub mod decode;
 mod gpu;
@@ -83,5 +84,5 @@ pub struct Operator {
 
 /// The operators that have kernels. The tests compile all of their builds.
 pub fn operators() -> &'static [Operator] {
-    &[recurrent::OPERATOR, decode::OPERATOR]
+    &[recurrent::OPERATOR, decode::OPERATOR, chunk::OPERATOR]
 }

@@ -1,0 +1,300 @@
+//! Which specialisation of the chunk kernels runs a problem: the one place where sizes of chunks, blocks and stages are
+//! chosen.
+//!
+//! The chunk size decides in which order a head's sums are taken, so it follows from the mode and K alone: a sequence
+//! gives the same bits whatever it is packed with. All else here changes how the work is spread, and no bit of a result.
+
+use super::{HEAD_DIMS, Mode};
+use crate::cuda::{Build, Gpu, source};
+use crate::precision::Format;
+use crate::{Error, Result};
+
+/// Lanes of a warp.
+const LANES: usize = 32;
+/// Columns of V that a warp of a sweep takes.
+const WARP_COLUMNS: usize = 16;
+/// Operands between two rows in shared memory (`PAD`).
+pub(super) const PAD: usize = 8;
+/// Numbers of a token in `coefficients` (`COEFFICIENTS`).
+pub(super) const COEFFICIENTS: usize = 8;
+/// Value heads of a block of the preparation, at the most (`MOST_HEADS`).
+const MOST_HEADS: usize = 4;
+/// Static shared memory of the sweeps: barriers.
+const SWEEP_STATIC_BYTES: usize = 64;
+/// Warps of a block of a sweep, where there are enough blocks, and where there are not.
+const MANY_WARPS: &[usize] = &[8, 4, 6, 2];
+const FEW_WARPS: &[usize] = &[2];
+/// Columns of V in a block of the gradient's stream, and its stages, the best first.
+const GRADIENT_TILES: &[(usize, usize)] = &[(128, 2), (64, 2), (32, 3), (32, 2), (16, 2), (16, 1)];
+
+/// What is compiled in because results depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Format of the operands.
+    pub mode: Mode,
+    /// Format of q, k, v, do and of o, dq, dk, dv: f32, bf16 or f16.
+    pub input: Format,
+    /// `K` = d_k.
+    pub key_dim: usize,
+    /// `V` = d_v.
+    pub value_dim: usize,
+}
+
+/// What a GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Number of multiprocessors.
+    pub multiprocessors: usize,
+    /// Shared memory that a block can have at the most, in bytes.
+    pub shared_bytes_per_block: usize,
+}
+
+impl From<&Gpu> for Card {
+    fn from(gpu: &Gpu) -> Self {
+        Self {
+            multiprocessors: gpu.multiprocessors as usize,
+            shared_bytes_per_block: gpu.shared_bytes_per_block as usize,
+        }
+    }
+}
+
+/// A specialisation, and the shape of its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// What results depend on.
+    pub variant: Variant,
+    /// `C`: tokens of a chunk.
+    pub chunk: usize,
+    /// Warps of a block of the sweeps, 16 columns of V each.
+    pub warps: usize,
+    /// Chunks of a sweep that are in shared memory at once.
+    pub stages: usize,
+    /// The gradient of one chunk; `None` where no tile of it fits into the GPU's shared memory.
+    pub gradient: Option<GradientTile>,
+}
+
+/// The shape of the stream of the gradient kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientTile {
+    /// Columns of V in a block of the stream.
+    pub v_block: usize,
+    /// Blocks in shared memory at once.
+    pub stages: usize,
+}
+
+impl Variant {
+    /// Refuses what there is no kernel for.
+    ///
+    /// # Errors
+    /// [`Error::Input`] with the accepted values.
+    pub fn validate(&self) -> Result<()> {
+        for (name, dim) in [("K", self.key_dim), ("V", self.value_dim)] {
+            if !HEAD_DIMS.contains(&dim) {
+                let dims = HEAD_DIMS.map(|dim| dim.to_string()).join(", ");
+                return Err(Error::input(format!("chunk: {name} = {dim}: expected one of {dims}")));
+            }
+        }
+        self.input_in_cuda().map(|_| ())
+    }
+
+    /// `C`: tokens of a chunk.
+    pub fn chunk(&self) -> usize {
+        if self.mode.operand_bytes() == 2 && self.key_dim <= 128 { 64 } else { 32 }
+    }
+
+    /// The name of the input format in CUDA.
+    fn input_in_cuda(&self) -> Result<&'static str> {
+        match self.input {
+            Format::F32 => Ok("float"),
+            Format::Bf16 => Ok("bf16"),
+            Format::F16 => Ok("f16"),
+            other => Err(Error::input(format!("chunk: inputs in {other}: expected f32, bf16 or f16"))),
+        }
+    }
+
+    fn defines(&self) -> Result<Vec<(&'static str, String)>> {
+        Ok(vec![
+            ("MODE", self.mode.number().to_string()),
+            ("INPUT", self.input_in_cuda()?.to_owned()),
+            ("KD", self.key_dim.to_string()),
+            ("VD", self.value_dim.to_string()),
+            ("CHUNK", self.chunk().to_string()),
+        ])
+    }
+}
+
+impl Config {
+    /// The specialisation for `heads` heads of all sequences together (N x HV) on `card`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where there is no kernel for `variant`, [`Error::Gpu`] where `card` has too little shared memory.
+    pub fn new(variant: Variant, heads: usize, card: &Card) -> Result<Self> {
+        variant.validate()?;
+        let mut config = Self { variant, chunk: variant.chunk(), warps: 0, stages: 1, gradient: None };
+        // Blocks of 128 columns: do they fill half of the GPU?
+        let fill = heads.saturating_mul(variant.value_dim) / 128 >= card.multiprocessors / 2;
+        let divides = |warps: &&usize| variant.value_dim.is_multiple_of(WARP_COLUMNS * **warps);
+        let candidates = if fill { MANY_WARPS } else { FEW_WARPS };
+        let fits = |config: &Self| config.sweep_bytes(true) + SWEEP_STATIC_BYTES <= card.shared_bytes_per_block;
+        config.warps = candidates
+            .iter()
+            .chain(FEW_WARPS)
+            .filter(divides)
+            .copied()
+            .find(|&warps| fits(&Self { warps, ..config }))
+            .ok_or_else(|| {
+                too_little("the sweep", &Self { warps: 2, ..config }, card, |config| config.sweep_bytes(true))
+            })?;
+        let ahead = Self { stages: 2, ..config };
+        if fits(&ahead) {
+            config = ahead;
+        }
+        config.gradient = GRADIENT_TILES
+            .iter()
+            .map(|&(v_block, stages)| GradientTile { v_block, stages })
+            .filter(|tile| variant.value_dim.is_multiple_of(tile.v_block))
+            .find(|tile| config.gradient_bytes(*tile) + config.gradient_static_bytes() <= card.shared_bytes_per_block);
+        Ok(config)
+    }
+
+    /// The tile of the gradient.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where `card` has too little shared memory for any.
+    pub fn gradient(&self, card: &Card) -> Result<GradientTile> {
+        let smallest = GradientTile { v_block: 16, stages: 1 };
+        let needed = |config: &Self| config.gradient_bytes(smallest) + config.gradient_static_bytes();
+        self.gradient.ok_or_else(|| too_little("the backward", self, card, needed))
+    }
+
+    fn operand_bytes(&self) -> usize {
+        self.variant.mode.operand_bytes()
+    }
+
+    /// Operands from a row of K' or Q' to the next.
+    pub(super) fn row_pitch(&self) -> usize {
+        self.variant.key_dim + PAD
+    }
+
+    /// Operands from a row of T or the scores to the next.
+    pub(super) fn square_pitch(&self) -> usize {
+        self.chunk + PAD
+    }
+
+    /// Threads of a block of the preparation: a warp for 16 rows.
+    pub fn prepare_threads(&self) -> usize {
+        2 * self.chunk
+    }
+
+    /// Dynamic shared memory of the preparation, in bytes: K' and Q', then four squares in their place.
+    pub fn prepare_bytes(&self) -> usize {
+        self.chunk * self.operand_bytes() * usize::max(2 * self.row_pitch(), 4 * self.square_pitch())
+    }
+
+    /// Value heads of a group that a block of the preparation takes: as many as leave a block for each multiprocessor.
+    pub fn heads_per_block(&self, chunks: usize, qk_heads: usize, group: usize, card: &Card) -> usize {
+        let blocks = |heads: usize| chunks.saturating_mul(qk_heads).saturating_mul(group / heads);
+        (1..=group.min(MOST_HEADS))
+            .rev()
+            .filter(|&heads| group.is_multiple_of(heads))
+            .find(|&heads| heads == 1 || blocks(heads) >= card.multiprocessors)
+            .unwrap_or(1)
+    }
+
+    /// Threads of a block of the sweeps.
+    pub fn sweep_threads(&self) -> usize {
+        LANES * self.warps
+    }
+
+    /// Blocks of a head of the sweeps.
+    pub fn sweep_blocks(&self) -> usize {
+        self.variant.value_dim / (WARP_COLUMNS * self.warps)
+    }
+
+    /// Dynamic shared memory of a sweep, with or without tiles of Q' and the scores, in bytes.
+    pub fn sweep_bytes(&self, queries: bool) -> usize {
+        let (operand, input) = (self.operand_bytes(), self.variant.input.bytes());
+        let columns = WARP_COLUMNS * self.warps;
+        // Results are turned around in place of the values, or beside them where an operand is wider.
+        let beside = if input < operand { columns * input } else { 0 };
+        let value_pitch = beside + columns * input.max(operand) + 16;
+        let tiles = self.chunk * (self.row_pitch() + self.square_pitch()) * operand;
+        let kinds = if queries { 2 } else { 1 };
+        self.stages * (kinds * tiles + COEFFICIENTS * self.chunk * size_of::<f32>() + self.chunk * value_pitch)
+    }
+
+    /// Warps that share the columns of K in the gradient.
+    fn column_warps(&self) -> usize {
+        if self.variant.key_dim.is_multiple_of(64) { 4 } else { 2 }
+    }
+
+    /// Threads of a block of the gradient.
+    pub fn gradient_threads(&self) -> usize {
+        LANES * (self.chunk / 16) * self.column_warps()
+    }
+
+    /// Dynamic shared memory of the gradient, in bytes.
+    pub fn gradient_bytes(&self, tile: GradientTile) -> usize {
+        let (operand, input) = (self.operand_bytes(), self.variant.input.bytes());
+        let operand_tile = self.chunk * (tile.v_block + PAD) * operand;
+        let input_tile = self.chunk * (tile.v_block * input + 16);
+        let squares = 2 * input_tile + 2 * operand_tile;
+        let product = operand_tile.max(input_tile) + tile.v_block * self.row_pitch() * operand;
+        let resident = 2 * self.chunk * (self.row_pitch() + self.square_pitch()) * operand;
+        resident + tile.stages * squares.max(product)
+    }
+
+    /// No less than the static shared memory of the gradient, in bytes: 40 numbers for each token, and some for each warp.
+    fn gradient_static_bytes(&self) -> usize {
+        1024 + size_of::<f32>() * (40 * self.chunk + 300)
+    }
+
+    /// The preparation, one specialisation of its file; likewise the others.
+    pub fn prepare(&self) -> Result<Build> {
+        self.build("chunk_prepare", &[])
+    }
+
+    /// `chunk_forward` and `chunk_states`.
+    pub fn forward(&self) -> Result<Build> {
+        self.build("chunk_forward", &[("WARPS", self.warps), ("STAGES", self.stages)])
+    }
+
+    /// `chunk_backward`.
+    pub fn backward(&self) -> Result<Build> {
+        self.build("chunk_backward", &[("WARPS", self.warps), ("STAGES", self.stages)])
+    }
+
+    /// `chunk_gradient`.
+    pub fn gradient_build(&self, tile: GradientTile) -> Result<Build> {
+        self.build("chunk_gradient", &[("V_BLOCK", tile.v_block), ("STAGES", tile.stages)])
+    }
+
+    /// All of them that there are on this GPU.
+    pub fn builds(&self) -> Result<Vec<Build>> {
+        let mut builds = vec![self.prepare()?, self.forward()?, self.backward()?];
+        if let Some(tile) = self.gradient {
+            builds.push(self.gradient_build(tile)?);
+        }
+        Ok(builds)
+    }
+
+    fn build(&self, file: &str, own: &[(&'static str, usize)]) -> Result<Build> {
+        let mut defines = self.variant.defines()?;
+        defines.extend(own.iter().map(|&(name, value)| (name, value.to_string())));
+        Ok(Build { source: source(file)?, defines })
+    }
+}
+
+fn too_little(what: &str, config: &Config, card: &Card, needed: impl Fn(&Config) -> usize) -> Error {
+    let Variant { mode, input, key_dim, value_dim } = config.variant;
+    Error::gpu(format!(
+        "chunk: {what} of K = {key_dim}, V = {value_dim} in mode {mode} with {input} inputs needs {} bytes of shared \
+         memory in a block, and this GPU has {}: use smaller heads or a mode of 16 bits",
+        needed(config),
+        card.shared_bytes_per_block
+    ))
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

@@ -1,0 +1,134 @@
+use super::*;
+
+const H200: Card = Card { multiprocessors: 132, shared_bytes_per_block: 227 << 10 };
+const A100: Card = Card { multiprocessors: 108, shared_bytes_per_block: 163 << 10 };
+const GB10: Card = Card { multiprocessors: 48, shared_bytes_per_block: 99 << 10 };
+const MANY: usize = 1 << 20;
+
+fn variant(mode: Mode, input: Format, key_dim: usize, value_dim: usize) -> Variant {
+    Variant { mode, input, key_dim, value_dim }
+}
+
+/// Every variant that there is.
+fn variants() -> impl Iterator<Item = Variant> {
+    let inputs = [Format::F32, Format::Bf16, Format::F16];
+    let dims = || HEAD_DIMS.into_iter().flat_map(|key_dim| HEAD_DIMS.map(|value_dim| (key_dim, value_dim)));
+    Mode::ALL.into_iter().flat_map(move |mode| {
+        inputs
+            .into_iter()
+            .flat_map(move |input| dims().map(move |(key_dim, value_dim)| variant(mode, input, key_dim, value_dim)))
+    })
+}
+
+#[test]
+fn chunk_sizes_follow_from_mode_and_key_dim() {
+    for variant in variants() {
+        let long = matches!(variant.mode, Mode::F16Internals | Mode::Bf16) && variant.key_dim <= 128;
+        for card in [H200, A100, GB10] {
+            for heads in [1, MANY] {
+                assert_eq!(
+                    Config::new(variant, heads, &card).unwrap().chunk,
+                    if long { 64 } else { 32 },
+                    "{variant:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_variant_fits_every_card_and_divides_into_blocks() {
+    for variant in variants() {
+        for card in [H200, A100, GB10] {
+            for heads in [0, 1, MANY] {
+                let config = Config::new(variant, heads, &card).unwrap();
+                assert_eq!(variant.value_dim, config.sweep_blocks() * WARP_COLUMNS * config.warps, "{config:?}");
+                let fits = |bytes: usize, what: &str| {
+                    assert!(bytes <= card.shared_bytes_per_block, "{what}: {config:?} on {card:?}: {bytes}");
+                };
+                fits(config.sweep_bytes(true) + SWEEP_STATIC_BYTES, "sweep");
+                assert!(config.sweep_bytes(false) < config.sweep_bytes(true));
+                fits(config.prepare_bytes(), "prepare");
+                if let Some(tile) = config.gradient {
+                    assert!(variant.value_dim.is_multiple_of(tile.v_block));
+                    fits(config.gradient_bytes(tile) + config.gradient_static_bytes(), "gradient");
+                }
+                assert!(config.gradient_threads() <= 1024 && config.sweep_threads() <= 256);
+            }
+        }
+    }
+}
+
+/// The backward of the widest heads in 32 bits is the one thing that a small card has no room for.
+#[test]
+fn the_backward_is_missing_only_where_it_does_not_fit() {
+    for variant in variants() {
+        for card in [H200, A100] {
+            assert!(Config::new(variant, 1, &card).unwrap().gradient(&card).is_ok(), "{variant:?} on {card:?}");
+        }
+        let wide = matches!(variant.mode, Mode::Tf32 | Mode::Fp32) && variant.key_dim == 256;
+        let gradient = Config::new(variant, 1, &GB10).unwrap().gradient(&GB10);
+        assert_eq!(gradient.is_err(), wide, "{variant:?}");
+        if let Err(error) = gradient {
+            let message = error.to_string();
+            assert!(message.contains("K = 256") && message.contains("101376"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn few_heads_are_spread_over_more_blocks() {
+    let variant = variant(Mode::F16Internals, Format::Bf16, 128, 128);
+    let warps = |heads| Config::new(variant, heads, &H200).unwrap().warps;
+    assert_eq!((warps(1), warps(65), warps(66), warps(MANY)), (2, 2, 8, 8));
+    let warps = |value_dim, heads| {
+        let variant = Variant { value_dim, ..variant };
+        Config::new(variant, heads, &H200).unwrap().warps
+    };
+    assert_eq!(HEAD_DIMS.map(|dim| warps(dim, MANY)), [2, 4, 6, 8, 4, 8]);
+    assert_eq!(HEAD_DIMS.map(|dim| warps(dim, 1)), [2; 6]);
+}
+
+#[test]
+fn sizes_are_those_that_ran_on_an_h200() {
+    let bytes = |mode, input, key_dim, value_dim| {
+        let config = Config::new(variant(mode, input, key_dim, value_dim), MANY, &H200).unwrap();
+        let tile = config.gradient.unwrap();
+        (config.warps, config.stages, config.sweep_bytes(true), tile, config.gradient_bytes(tile))
+    };
+    let tile = |v_block, stages| GradientTile { v_block, stages };
+    assert_eq!(bytes(Mode::F16Internals, Format::Bf16, 128, 128), (8, 2, 145_408, tile(128, 2), 192_512));
+    assert_eq!(bytes(Mode::Fp32, Format::F32, 128, 128), (8, 2, 125_952, tile(128, 2), 219_136));
+    assert_eq!(bytes(Mode::Fp32, Format::F32, 256, 256), (8, 2, 191_488, tile(32, 3), 194_560));
+    assert_eq!(bytes(Mode::Tf32, Format::F32, 192, 192), (4, 2, 142_336, tile(64, 2), 182_272));
+}
+
+#[test]
+fn value_heads_share_a_block_where_there_are_enough() {
+    let config = Config::new(variant(Mode::Fp32, Format::F32, 64, 64), 1, &H200).unwrap();
+    let heads = |chunks, group| config.heads_per_block(chunks, 2, group, &H200);
+    assert_eq!((heads(1000, 1), heads(1000, 4), heads(1000, 6), heads(1000, 8), heads(1000, 7)), (1, 4, 3, 4, 1));
+    assert_eq!((heads(66, 4), heads(65, 4), heads(10, 4), heads(0, 4)), (4, 2, 1, 1));
+}
+
+#[test]
+fn what_there_is_no_kernel_for_is_refused() {
+    let complaint = |variant| Config::new(variant, 1, &H200).unwrap_err().to_string();
+    assert!(complaint(variant(Mode::Fp32, Format::F32, 48, 64)).contains("K = 48: expected one of 32, 64, 96"));
+    assert!(complaint(variant(Mode::Fp32, Format::F32, 64, 512)).contains("V = 512"));
+    assert!(complaint(variant(Mode::Fp32, Format::F64, 64, 64)).contains("f64: expected f32, bf16 or f16"));
+    let tiny = Card { shared_bytes_per_block: 48 << 10, ..GB10 };
+    let error = Config::new(variant(Mode::Tf32, Format::F32, 256, 256), 1, &tiny).unwrap_err().to_string();
+    assert!(error.contains("the sweep") && error.contains("49152"), "{error}");
+}
+
+#[test]
+fn a_specialisation_says_all_that_changes_its_code() {
+    let config = Config::new(variant(Mode::Tf32, Format::F32, 96, 64), MANY, &H200).unwrap();
+    let names: Vec<String> = config.builds().unwrap().iter().map(ToString::to_string).collect();
+    let common = "MODE=2 INPUT=float KD=96 VD=64 CHUNK=32";
+    assert_eq!(names[0], format!("chunk_prepare.cu {common}"));
+    assert_eq!(names[1], format!("chunk_forward.cu {common} WARPS=4 STAGES=2"));
+    assert_eq!(names[2], format!("chunk_backward.cu {common} WARPS=4 STAGES=2"));
+    assert_eq!(names[3], format!("chunk_gradient.cu {common} V_BLOCK=64 STAGES=2"));
+}

@@ -1,0 +1,93 @@
+//! The chunk form of GDN on a GPU, forward and backward, in four precisions.
+//!
+//! The mathematics is that of [`chunked`](crate::chunked); the kernels are in `kernels/chunk_*.cu`, whose comments have the
+//! equations of each step. A pass is a few launches:
+//!
+//! | kernel | computes |
+//! |---|---|
+//! | `chunk_prepare` | for every chunk at once: scaled keys and queries, `(I + L)^-1`, scores, decays |
+//! | `chunk_forward` | sweep over the chunks of a sequence: o and the final state |
+//! | `chunk_states` | the same sweep for the backward: the state at the start of each chunk, and U |
+//! | `chunk_backward` | sweep from the last chunk to the first: dv, dh0, the gradient of each chunk's state |
+//! | `chunk_gradient` | for every chunk at once: dq, dk, dg, dbeta |
+//! | `gate_gradients`, `gate_sums` | the gradients of raw gates |
+//!
+//! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them.
+//!
+//! Two runs give the same bits, and so does a sequence whatever it is packed with: no sum is taken with atomics, and what
+//! decides on the order of a sum follows from the mode and the head dimensions alone ([`config`]).
+
+pub mod config;
+mod kernel;
+mod launches;
+mod params;
+mod plan;
+mod setup;
+mod table;
+mod tensor;
+mod workspace;
+
+use super::{Build, Operator};
+use crate::Result;
+use crate::precision::Format;
+use config::{Card, Config, Variant};
+use params::{ChunkParams, GateParams};
+
+pub use super::decode::{HEAD_DIMS, StateLayout};
+pub use kernel::Chunk;
+pub use plan::Plan;
+pub use setup::{Beta, Gate, Mode, Options, Setup};
+
+/// A100; H100, H200 and B200; RTX and GB10: by shared memory of a block.
+const CARDS: [Card; 3] = [
+    Card { multiprocessors: 108, shared_bytes_per_block: 163 << 10 },
+    Card { multiprocessors: 132, shared_bytes_per_block: 227 << 10 },
+    Card { multiprocessors: 48, shared_bytes_per_block: 99 << 10 },
+];
+
+/// Every file in every mode, with the extremes of K and V, small blocks and large ones.
+fn builds() -> Result<Vec<Build>> {
+    use Format::{Bf16, F16, F32};
+    use Mode::{F16Internals, Fp32, Tf32};
+    let [ampere, hopper, small] = CARDS;
+    let (few, many) = (1, 1 << 16);
+    let cases = [
+        (F16Internals, Bf16, 128, 128, many, hopper),
+        (F16Internals, Bf16, 128, 128, few, small),
+        (F16Internals, F16, 256, 256, many, ampere),
+        (F16Internals, F32, 32, 96, few, small),
+        (Mode::Bf16, Bf16, 128, 256, many, hopper),
+        (Tf32, F32, 256, 256, many, hopper),
+        (Tf32, F32, 96, 32, few, small),
+        (Fp32, F32, 128, 128, many, ampere),
+        (Fp32, F32, 256, 192, few, small),
+    ];
+    let mut all = vec![launches::gates()?];
+    for (mode, input, key_dim, value_dim, heads, card) in cases {
+        let variant = Variant { mode, input, key_dim, value_dim };
+        let builds = Config::new(variant, heads, &card)?.builds()?;
+        all.extend(builds);
+    }
+    all.sort_by_key(ToString::to_string);
+    all.dedup();
+    Ok(all)
+}
+
+/// What the tests have to know.
+pub(super) const OPERATOR: Operator = Operator {
+    name: "chunk",
+    builds,
+    parameters: &[
+        ("chunk_prepare", size_of::<ChunkParams>()),
+        ("chunk_forward", size_of::<ChunkParams>()),
+        ("chunk_states", size_of::<ChunkParams>()),
+        ("chunk_backward", size_of::<ChunkParams>()),
+        ("chunk_gradient", size_of::<ChunkParams>()),
+        ("gate_gradients", size_of::<GateParams>()),
+        ("gate_sums", size_of::<GateParams>()),
+    ],
+};
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
