@@ -95,7 +95,7 @@ impl std::str::FromStr for Regime {
 /// [`Error::Input`] where `shape` is not valid.
 pub fn generate(op: Op, shape: &Shape, regime: Regime, seed: u64) -> Result<Inputs> {
     shape.validate()?;
-    let draw = Draw { seed };
+    let draw = Draw::new(seed);
     let (q, k) = queries_and_keys(&draw, shape, regime);
     let value_dims = shape.value_dims();
     let gates = match op {
@@ -129,8 +129,8 @@ impl Inputs {
     pub fn packed(mut self, cu_seqlens: &[usize], seed: u64) -> Result<Self> {
         self.cu_seqlens = Some(cu_seqlens.to_vec());
         let dims = self.shape.state_dims(cu_seqlens.len().saturating_sub(1));
-        self.d_final_state = self.d_final_state.map(|_| Draw { seed }.normal("dht", &dims));
-        self.initial_state = self.initial_state.map(|_| Draw { seed }.normal("initial_state", &dims));
+        self.d_final_state = self.d_final_state.map(|_| Draw::new(seed).normal("dht", &dims));
+        self.initial_state = self.initial_state.map(|_| Draw::new(seed).normal("initial_state", &dims));
         self.validate()?;
         Ok(self)
     }
@@ -139,18 +139,22 @@ impl Inputs {
     #[must_use]
     pub fn with_initial_state(mut self, seed: u64) -> Self {
         let dims = self.shape.state_dims(self.sequences());
-        self.initial_state = Some(Draw { seed }.normal("initial_state", &dims));
+        self.initial_state = Some(Draw::new(seed).normal("initial_state", &dims));
         self
     }
 }
 
 /// Streams of random numbers, one per tensor name.
-struct Draw {
+pub(crate) struct Draw {
     seed: u64,
 }
 
 impl Draw {
-    fn stream(&self, name: &str) -> ChaCha8Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { seed }
+    }
+
+    pub(crate) fn stream(&self, name: &str) -> ChaCha8Rng {
         // FNV-1a: a stable hash of the name, so that streams never depend on the compiler's hasher.
         let hash =
             name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));

@@ -2,13 +2,16 @@
 //! error metrics, measured records, tables and figures.
 //!
 //! Data flows one way: [`inputs`] -> ([`reference`](mod@reference) | [`chunked`] | [`peer`]) -> [`compare`] -> [`record`] ->
-//! [`table`] -> [`figure`]. Every implementation of an operator stands behind [`kernel::Kernel`].
+//! [`table`] -> [`figure`]; and times, beside [`cost`], from [`bench`](mod@bench) to [`record`]. Every implementation of an
+//! operator stands behind [`kernel::Kernel`].
 
 #![warn(missing_docs)]
 
 pub mod activation;
+pub mod bench;
 pub mod chunked;
 pub mod compare;
+pub mod cost;
 pub mod cuda;
 pub mod error;
 pub mod figure;

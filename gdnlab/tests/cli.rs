@@ -571,3 +571,32 @@ fn half_written_files_of_killed_processes_are_removed() {
     assert_code(&lab(path_arguments("reference", &[&fixture("gdn", "case"), Path::new("-o"), &out])), 0);
     assert_eq!([&gone, &other, &running, &out].map(|path| path.exists()), [false, true, true, true]);
 }
+
+#[test]
+fn bench_says_that_there_is_no_gpu() {
+    let bench = Command::new(env!("CARGO_BIN_EXE_lab"))
+        .args(["bench", "gdn", "--shape", "1x64:1,1", "--samples", "1"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .unwrap();
+    assert_refused(&bench, &["GPU: ", "NVIDIA driver", "cpu-chunk-*"]);
+}
+
+#[test]
+fn bench_refuses_what_it_cannot_time_before_it_asks_for_a_gpu() {
+    let bench = |arguments: &[&str]| lab(["bench", "gdn"].iter().chain(arguments));
+    assert_refused(&bench(&["--kernel", "reference"]), &["no kernel 'reference' to time", "cuda-chunk-bf16"]);
+    assert_refused(&bench(&["--shape", "1x64:2,3"]), &["HV = 3 is not a multiple of HK = 2"]);
+    assert_refused(&bench(&["--filter", "7/7"]), &["none of the 18 cases", "fwd 2/8 128/128 1x32768 (397B/122B TP8)"]);
+    assert_refused(&bench(&["--samples", "0"]), &["0 samples"]);
+    for (arguments, expected) in [
+        (["--suite", "all"], "sample, h200, day2"),
+        (["--shape", "1x64"], "SEQLENS:HK,HV"),
+        (["--shape", "64y:1,1"], "28672+4096"),
+        (["--pass", "decode"], "fwd, bwd"),
+    ] {
+        let output = bench(&arguments);
+        assert_code(&output, 2);
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+    }
+}

@@ -268,6 +268,9 @@ pub struct Timing {
     /// Time that the hardware's measured rates allow, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub floor_ms: Option<f64>,
+    /// The rates that the floor is held against, and where each comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub floor_basis: Option<String>,
     /// Useful traffic, in gigabytes per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gb_s: Option<f64>,

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 success, 1 the answer is no (outside tolerance, a notebook failed), 2 bad input.
 
+mod bench;
 mod cells;
 mod checkout;
 mod compute;
@@ -35,6 +36,7 @@ enum Command {
     Compute(compute::Args),
     Kernels(kernels::Args),
     Numerics(numerics::Args),
+    Bench(bench::Args),
     #[command(hide = true)]
     KernelProcess(kernel_process::Args),
 }
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Numerics(args) => args.run(),
+        Command::Bench(args) => args.run(),
         Command::Run(args) => args.run(),
         Command::Jupyter(args) => args.run(),
         Command::KernelProcess(args) => args.run(),

@@ -3,9 +3,13 @@
 use gdnlab::peer::{Case, read_case, remove_unfinished};
 use gdnlab::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::io::{ErrorKind, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Prints `text` to standard output. A reader that has left, such as `head`, is no error.
 pub fn print(text: &str) -> Result<()> {
@@ -45,4 +49,28 @@ pub fn clean_up_when_interrupted() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// Whether the person wants an end. The first Ctrl-C asks for one, and a second one ends the process at once.
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// What the process returns after it was interrupted, as shells report it.
+    pub const EXIT_CODE: u8 = 128 + SIGINT as u8;
+
+    /// Listens from now on.
+    pub fn new() -> Result<Self> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())
+                .and_then(|_| flag::register(signal, asked.clone()))
+                .map_err(|error| Error::io("signals", error))?;
+        }
+        Ok(Self(asked))
+    }
+
+    /// Whether to go on.
+    pub fn control(&self) -> ControlFlow<()> {
+        if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }
