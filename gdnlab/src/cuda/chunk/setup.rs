@@ -227,8 +227,8 @@ impl Setup {
         }
     }
 
-    /// Heads of all sequences together that have tokens.
-    pub(super) fn heads(&self) -> usize {
+    /// Value heads of all sequences together that have tokens: what there is to do side by side.
+    pub fn heads(&self) -> usize {
         self.sequences.iter().filter(|tokens| !tokens.is_empty()).count().saturating_mul(self.shape.value_heads)
     }
 

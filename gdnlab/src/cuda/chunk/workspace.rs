@@ -67,7 +67,7 @@ impl Places {
         let square = [chunks, value_heads, rows, config.square_pitch()];
         let state = [chunks, value_heads, value_dim, key_dim];
         let columns = [chunks, value_heads, rows, value_dim];
-        let scales = [chunks, value_heads, value_dim / 16];
+        let scales = [chunks, value_heads, value_dim / 16, 2];
         let mut places = Self {
             queries: cut.take(operand, &tile),
             keys: cut.take(operand, &tile),
@@ -162,7 +162,7 @@ mod tests {
         let backward = places.backward.unwrap();
         assert_eq!(backward.overlaps - places.coefficients, 5 * 6 * 8 * 64 * 4);
         assert_eq!(backward.state_scales - backward.states, 5 * 6 * 64 * 128 * 2);
-        assert_eq!(backward.writes - backward.state_scales, (5usize * 6 * 4 * 4).next_multiple_of(ALIGNMENT));
+        assert_eq!(backward.writes - backward.state_scales, (5usize * 6 * 4 * 2 * 4).next_multiple_of(ALIGNMENT));
         assert_eq!(backward.write_scales - backward.writes, 5 * 6 * 64 * 64 * 2);
     }
 

@@ -1,0 +1,81 @@
+//! All kernels of these tests, compiled side by side before the first test runs: the compiler takes one program at a time
+//! in each process.
+
+use crate::case::Case;
+use crate::{accuracy, exact, extremes, gates, tolerance};
+use gdnlab::cuda::chunk::config::{Card, Config};
+use gdnlab::cuda::{Build, Gpu};
+use std::process::{Command, Stdio};
+use std::sync::Once;
+use std::time::Instant;
+
+/// What a child does: its number and that of all children, in this variable.
+const TASK: &str = "GDNLAB_TEST_TASK";
+
+fn cases() -> Vec<Case> {
+    [tolerance::cases(), accuracy::cases(), exact::cases(), extremes::cases(), gates::cases()].concat()
+}
+
+/// Each build once.
+fn builds(card: &Card) -> Vec<Build> {
+    let variants = cases().into_iter().map(|case| case.variant());
+    let mut builds: Vec<Build> =
+        variants.flat_map(|(variant, heads)| Config::new(variant, heads, card).unwrap().builds().unwrap()).collect();
+    builds.sort_by_key(ToString::to_string);
+    builds.dedup();
+    builds
+}
+
+/// Fills the cache of compiled kernels, with a process for each processor.
+pub fn once() {
+    static COMPILED: Once = Once::new();
+    COMPILED.call_once(|| {
+        if std::env::var_os(TASK).is_some() {
+            return;
+        }
+        let start = Instant::now();
+        let count = std::thread::available_parallelism().unwrap().get();
+        let child = |first: usize| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--ignored", "--exact", "compile::child"])
+                .env(TASK, format!("{first} {count}"))
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        let children: Vec<_> = (0..count).map(child).collect();
+        for mut child in children {
+            assert!(child.wait().unwrap().success(), "a process that compiles has failed");
+        }
+        println!("compiled in {:.1} s", start.elapsed().as_secs_f64());
+    });
+}
+
+#[test]
+#[ignore = "a part of other tests, which start it"]
+fn child() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let numbers: Vec<usize> = task.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    let gpu = Gpu::shared().unwrap();
+    for build in builds(&Card::from(gpu)).iter().skip(numbers[0]).step_by(numbers[1]) {
+        gpu.module(build).unwrap();
+    }
+}
+
+/// Without a GPU: the cases are problems that the kernels take, and what is compiled for them is what they will run.
+#[test]
+fn every_case_is_a_problem_that_there_is_a_kernel_for() {
+    let card = Card { multiprocessors: 132, shared_bytes_per_block: 227 << 10 };
+    let builds: Vec<String> = builds(&card).iter().map(Build::to_string).collect();
+    for case in cases() {
+        let short = Case { lengths: case.lengths.iter().map(|&length| length.min(2)).collect(), ..case.clone() };
+        let setup = short.setup(&short.inputs());
+        setup.validate().unwrap();
+        assert_eq!((setup.variant(), setup.heads()), case.variant(), "{case}");
+        let config = Config::new(setup.variant(), setup.heads(), &card).unwrap();
+        for build in config.builds().unwrap() {
+            assert!(builds.contains(&build.to_string()), "{case}: {build}");
+        }
+    }
+    println!("{} specialisations of kernels", builds.len());
+}
