@@ -303,7 +303,8 @@ fn chunked_at_every_precision_stays_finite_in_every_regime() {
 
 #[test]
 fn a_sequence_without_tokens_hands_its_state_on() {
-    let inputs = generate(Op::Gdn, &Shape::new(0, 2, 32, 64), Regime::Gaussian, 1).expect("valid").with_initial_state(2);
+    let inputs =
+        generate(Op::Gdn, &Shape::new(0, 2, 32, 64), Regime::Gaussian, 1).expect("valid").with_initial_state(2);
     let gpu = gdnlab::cuda::Gpu::shared().is_ok();
     for kernel in gdnlab::kernel::kernels().into_iter().filter(|kernel| gpu || !kernel.on_gpu()) {
         let results = kernel.backward(&inputs.rounded_to(kernel.input_format())).expect("valid");
