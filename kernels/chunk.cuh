@@ -52,17 +52,17 @@ struct ChunkParams {
     float* norms;          // (chunk, HK, 2, C): 1 / |q_i|, 1 / |k_i|; 1 where rows are not normalised
     operand* inverse;      // (chunk, HV, C, C+): T = (I + L)^-1
     operand* scores;       // (chunk, HV, C, C+): (Q'_i K'_j) rk_j e^{G_i - G_j} for i >= j
-    operand* overlaps;     // (chunk, HV, C, C): L_ij / beta_i = (k_i k_j) e^{G_i - G_j} for i > j; null without backward
+    operand* overlaps;     // (chunk, HV, C, C+): L_ij / beta_i = (k_i k_j) e^{G_i - G_j} for i > j; null without backward
     float* coefficients;   // (chunk, HV, COEFFICIENTS, C)
     operand* states;       // (chunk, HV, V, K): S at the start of the chunk,
-    float* state_scales;   // (chunk, HV, V / 16): times this
+    float* state_scales; // (chunk, HV, V / 16, 2): times this, for each half of K
     operand* writes;       // (chunk, HV, C, V): U
-    float* write_scales;   // (chunk, HV, V / 16)
+    float* write_scales; // (chunk, HV, V / 16, 2): for each half of the chunk
     operand* adjoints;     // (chunk, HV, C, V): Y
-    float* adjoint_scales; // (chunk, HV, V / 16)
+    float* adjoint_scales; // (chunk, HV, V / 16, 2): for each half of the chunk
     operand* d_states;     // (chunk, HV, V, K): gradient of S at the end of the chunk
-    float* d_state_scales; // (chunk, HV, V / 16)
-    float* d_o_scales;     // (chunk, HV, V / 16)
+    float* d_state_scales; // (chunk, HV, V / 16, 2): for each half of K
+    float* d_o_scales; // (chunk, HV, V / 16, 2): for each half of the chunk
     // Chunks and sequences.
     const int* chunk_token;    // (chunks): first token
     const int* chunk_length;   // (chunks): tokens, 1 to C

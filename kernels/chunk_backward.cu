@@ -1,4 +1,5 @@
-// Backward sweep of the chunk form of GDN, from the last chunk to the first, for 16 columns of V per warp:
+// Backward sweep of the chunk form of GDN, from the last chunk to the first, for 16 columns of V per pair of
+// warps (chunk_sweep.cuh):
 //
 //   dU = P^T do + (e^{G_C - G} k) dS     Y = T^T dU     dv = beta Y
 //   dS <- e^{G_C} dS + (s e^G q)^T do - (beta e^G k)^T Y
@@ -9,131 +10,159 @@
 // The adjoint solve is a product with the T of the forward, so neither dT nor T^T dT T^T is ever formed.
 #include "chunk_sweep.cuh"
 
+// What the two warps of a pair tell each other in a chunk.
+struct Exchange {
+    Sums sums[2];         // of dS K'^T
+    Operands d_output[2]; // rq do, for the scores
+    Operands reads[2];    // rq e^G do, for the state
+    Operands right;       // dU of the second half
+    Operands writes[2];   // -beta e^G rk Y, for the state
+};
+
 // Grid: V / COLUMNS, HV, N.
-extern "C" __global__ void __launch_bounds__(THREADS) chunk_backward(const __grid_constant__ ChunkParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __grid_constant__ ChunkParams p) {
     extern __shared__ __align__(128) u8 shared[];
+    Exchange* exchanges = (Exchange*)shared;
+    const int head = blockIdx.y, sequence = blockIdx.z;
+    const int begin = p.sequence_chunk[sequence], end = p.sequence_chunk[sequence + 1];
+    const int token = begin < end ? p.chunk_token[begin] : 0;
+    const int tokens = begin < end ? p.chunk_token[end - 1] + p.chunk_length[end - 1] - token : 0;
+    Pipeline<true> pipeline = {p, p.d_o, end - 1, -1, end - begin, token, tokens, head, (int)blockIdx.x * COLUMNS,
+                               shared + PAIRS * sizeof(Exchange)};
 #if BULK_COPY
     __shared__ Barrier arrived[STAGES];
-    Pipeline<true> pipeline = {p, p.d_o, (int)blockIdx.y, (int)blockIdx.x * COLUMNS, shared, arrived};
-#else
-    Pipeline<true> pipeline = {p, p.d_o, (int)blockIdx.y, (int)blockIdx.x * COLUMNS, shared};
+    pipeline.arrived = arrived;
 #endif
-    const int warp = threadIdx.x / 32;
-    const bool first_lane = (threadIdx.x & 31) == 0;
-    const int head = blockIdx.y, sequence = blockIdx.z;
-    const int first_column = pipeline.first_column + 16 * warp;
-    const int begin = p.sequence_chunk[sequence], end = p.sequence_chunk[sequence + 1];
+    const Place at = place_of_warp();
+    Exchange& x = exchanges[at.pair];
+    const int first_column = pipeline.first_column + 16 * at.pair;
 
-    float state[KD / 8][4]; // dS^T times held.factor
-    load_state(state, p.d_final_state, state_place(p, sequence, head, first_column));
+    OwnState state; // dS^T times held.factor
+    load_state(state, p.d_final_state, state_place(p, sequence, head, first_column, at));
     float largest_state = largest_of(state);
     Scale held = {1.0f, 1.0f};
 
     pipeline.begin();
-    if (begin < end) pipeline.fill(0, end - 1);
     for (int chunk = end - 1; chunk >= begin; --chunk) {
         const int turn = end - 1 - chunk;
         const Stage stage = pipeline.stage(turn);
         pipeline.wait(turn);
-        if (STAGES > 1 && chunk > begin) pipeline.fill(turn + 1, chunk - 1);
         const float* weight = stage.coefficients;
         const long long square = (long long)chunk * p.value_heads + head;
-        const long long part = square * (VD / 16) + first_column / 16;
+        const long long part = (square * (VD / 16) + first_column / 16) * 2 + at.half;
 
-        const Scale wanted = scale_for(largest_state);
-        if (wanted.factor != held.factor) {
-            multiply(state, wanted.factor * held.inverse);
-            held = wanted;
-        }
-        keep_state(state, p.d_states + square * VD * KD, first_column);
-        if (first_lane) p.d_state_scales[part] = held.inverse;
+        rescale(state, held, scale_for(largest_state));
+        keep_state(state, p.d_states + square * VD * KD, first_column, at);
+        if (at.lane == 0) p.d_state_scales[part] = held.inverse;
 
-        // dU^T = dS^T (weighted k)^T ...
-        float adjoint[CHUNK / 8][4];
-        clear(adjoint);
+        // dU^T = dS^T (weighted k)^T, over this half of K ...
+        AllTokens all;
+        clear(all);
 #pragma unroll
-        for (int c = 0; c < KD / 16; ++c) {
-            const Left left = make_left(state[2 * c], state[2 * c + 1], 1.0f);
-            product_nt(adjoint, left, stage.keys + 16 * c, ROW_PITCH);
-        }
-        weight_tokens(adjoint, weight + WRITE * CHUNK, held.inverse);
+        for (int c = 0; c < K_HALF / 16; ++c)
+            product_nt(all, make_left(state[2 * c], state[2 * c + 1], 1.0f), stage.keys + at.first_k + 16 * c, ROW_PITCH);
+        give_sums(x.sums[at.half], all, held.inverse, at);
 
-        // ... + do^T P, with rq of the scores on do.
-        float d_output[CHUNK / 8][4], product[CHUNK / 8][4];
-        load_values(d_output, stage.values, warp);
-        const Scale plain = scale_for(largest_of(d_output));
-        weight_tokens(d_output, weight + QUERY * CHUNK, 1.0f);
-        const Scale weighted = scale_for(largest_of(d_output));
+        OwnTokens product, adjoint;
+        load_values(product, stage.values, at);
+        const float largest_d_output = largest_of(product);
+        if (at.lane == 0) p.d_o_scales[part] = scale_for(largest_d_output).inverse;
+        const float largest_weighted = largest_d_output * largest_weight(weight + QUERY * CHUNK);
+        const float largest_read = largest_weighted * largest_weight(weight + DECAY * CHUNK);
+        const Scale weighted = scale_for(largest_weighted), read = scale_for(largest_read);
+        weight_tokens(product, weight + QUERY * CHUNK, 1.0f, at);
+        give(x.d_output[at.half], product, weighted.factor, weighted.inverse, at);
+        weight_tokens(product, weight + DECAY * CHUNK, 1.0f, at);
+        give(x.reads[at.half], product, read.factor, read.inverse, at);
+        pair_sync(at);
+        take_sums(adjoint, all, held.inverse, x.sums[1 - at.half], at);
+        weight_tokens(adjoint, weight + WRITE * CHUNK, 1.0f, at);
+
+        // ... + do^T P; tokens of the first half need those of the second
+        Scale common = scale_of(x.d_output[1]);
+        if (at.half == 0) common = smaller(common, scale_of(x.d_output[0]));
         clear(product);
+        if (at.half == 0) {
 #pragma unroll
-        for (int c = 0; c < TILES; ++c) {
-            const Left left = make_left(d_output[2 * c], d_output[2 * c + 1], weighted.factor);
-            product_nn(product, left, stage.scores + 16 * c * SQUARE_PITCH, SQUARE_PITCH, 0, c + 1);
+            for (int c = 0; c < STEPS; ++c)
+                product_nn(product, take(x.d_output[1], c, common, at), stage.scores + (C_HALF + 16 * c) * SQUARE_PITCH,
+                           SQUARE_PITCH);
         }
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; ++n)
+        for (int c = 0; c < STEPS; ++c)
+            product_nn(product, take(x.d_output[at.half], c, common, at),
+                       stage.scores + (at.first_token + 16 * c) * SQUARE_PITCH + at.first_token, SQUARE_PITCH, 0, c + 1);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) adjoint[n][e] += product[n][e] * weighted.inverse;
+        for (int n = 0; n < C_HALF / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) adjoint[n][e] += product[n][e] * common.inverse;
+        Scale right_scale = scale_for(largest_of(adjoint));
+        if (at.half == 1) give(x.right, adjoint, right_scale.factor, right_scale.inverse, at);
 
         // dS^T <- e^{G_C} dS^T + (weighted do)^T Q'; what Y adds follows below.
-        weight_tokens(d_output, weight + DECAY * CHUNK, 1.0f);
-        Scale next = scale_for(fmaxf(largest_of(d_output), largest_state));
-        multiply(state, weight[DECAY * CHUNK + CHUNK - 1] * (next.factor * held.inverse));
+        const float decay = weight[DECAY * CHUNK + CHUNK - 1];
+        Scale next = smaller(scale_for(largest_state), smaller(scale_of(x.reads[0]), scale_of(x.reads[1])));
+        multiply(state, decay * (next.factor * held.inverse));
         held = next;
 #pragma unroll
-        for (int c = 0; c < TILES; ++c) {
-            const Left left = make_left(d_output[2 * c], d_output[2 * c + 1], held.factor);
-            product_nn(state, left, stage.queries + 16 * c * ROW_PITCH, ROW_PITCH);
-        }
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int c = 0; c < STEPS; ++c)
+                product_nn(state, take(x.reads[h], c, held, at),
+                           stage.queries + (h * C_HALF + 16 * c) * ROW_PITCH + at.first_k, ROW_PITCH);
+        const float reads_inverse = fmaxf(x.reads[0].inverse, x.reads[1].inverse);
+        pair_sync(at);
 
         // Y^T = dU^T T
-        const Scale solve = scale_for(largest_of(adjoint));
         clear(product);
+        if (at.half == 0) {
+            right_scale = smaller(right_scale, scale_of(x.right));
 #pragma unroll
-        for (int c = 0; c < TILES; ++c) {
-            const Left left = make_left(adjoint[2 * c], adjoint[2 * c + 1], solve.factor);
-            product_nn(product, left, stage.inverse + 16 * c * SQUARE_PITCH, SQUARE_PITCH, 0, c + 1);
+            for (int c = 0; c < STEPS; ++c)
+                product_nn(product, take(x.right, c, right_scale, at), stage.inverse + (C_HALF + 16 * c) * SQUARE_PITCH,
+                           SQUARE_PITCH);
         }
-        multiply(product, solve.inverse);
+#pragma unroll
+        for (int c = 0; c < STEPS; ++c)
+            product_nn(product, make_left(adjoint[2 * c], adjoint[2 * c + 1], right_scale.factor),
+                       stage.inverse + (at.first_token + 16 * c) * SQUARE_PITCH + at.first_token, SQUARE_PITCH, 0, c + 1);
 
-        // Y for the gradient of the keys, then dv = beta Y.
-        const Scale kept = scale_for(largest_of(product));
+        // Y for the state, ...
+        const float largest_adjoint = largest_of(product) * right_scale.inverse;
+        const Scale kept = scale_for(largest_adjoint);
+        multiply(product, right_scale.inverse * kept.factor);
+        const Scale write = scale_for(largest_adjoint * largest_weight(weight + READ * CHUNK));
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) adjoint[n][e] = product[n][e] * kept.factor;
-        round_operands(adjoint);
-        store_columns(adjoint, stage.values, warp, p.adjoints + square * CHUNK * VD + first_column, VD, CHUNK);
-        if (first_lane) {
-            p.d_o_scales[part] = plain.inverse;
-            p.adjoint_scales[part] = kept.inverse;
-        }
-#pragma unroll
-        for (int n = 0; n < CHUNK / 8; ++n)
+        for (int n = 0; n < C_HALF / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) adjoint[n][e] = product[n][e];
-        weight_tokens(adjoint, weight + BETA * CHUNK, 1.0f);
-        INPUT* to = p.dv + ((long long)p.chunk_token[chunk] * p.value_heads + head) * VD + first_column;
-        store_columns(adjoint, stage.values, warp, to, (long long)p.value_heads * VD, p.chunk_length[chunk]);
+        weight_tokens(adjoint, weight + READ * CHUNK, -(kept.inverse * write.factor), at);
+        give(x.writes[at.half], adjoint, 1.0f, write.inverse, at);
+        pair_sync(at);
 
         // dS^T <- dS^T - (weighted Y)^T K'
-        weight_tokens(product, weight + READ * CHUNK, -1.0f);
-        next = scale_for(largest_of(product));
-        if (next.factor < held.factor) {
-            multiply(state, next.factor * held.inverse);
-            held = next;
-        }
+        next = smaller(held, smaller(scale_of(x.writes[0]), scale_of(x.writes[1])));
+        rescale(state, held, next);
 #pragma unroll
-        for (int c = 0; c < TILES; ++c) {
-            const Left left = make_left(product[2 * c], product[2 * c + 1], held.factor);
-            product_nn(state, left, stage.keys + 16 * c * ROW_PITCH, ROW_PITCH);
-        }
-        largest_state = largest_of(state) * held.inverse;
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int c = 0; c < STEPS; ++c)
+                product_nn(state, take(x.writes[h], c, held, at),
+                           stage.keys + (h * C_HALF + 16 * c) * ROW_PITCH + at.first_k, ROW_PITCH);
+        if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1)
+            largest_state = largest_of(state) * held.inverse;
+        else // the scales say what the largest of the added operands are, up to a factor of 2
+            largest_state = decay * largest_state +
+                            MOST_GROWTH * 32768.0f * (reads_inverse + fmaxf(x.writes[0].inverse, x.writes[1].inverse));
 
-        if (STAGES == 1 && chunk > begin) {
-            pipeline.free();
-            pipeline.fill(turn + 1, chunk - 1);
-        }
+        // ... for the gradient of the keys, and dv = beta Y
+        store_columns(product, stage.values, (Operand*)p.adjoints + square * CHUNK * VD + first_column, VD, CHUNK, at);
+        if (at.lane == 0) p.adjoint_scales[part] = kept.inverse;
+        weight_tokens(product, weight + BETA * CHUNK, kept.inverse, at);
+        INPUT* to = p.dv + ((long long)pipeline.token_of(turn) * p.value_heads + head) * VD + first_column;
+        store_columns(product, stage.values, to, (long long)p.value_heads * VD, pipeline.length_of(turn), at);
+
+        pipeline.leave(turn);
     }
-    store_state(state, p.dh0, state_place(p, sequence, head, first_column), held.inverse);
+    store_state(state, p.dh0, state_place(p, sequence, head, first_column, at), held.inverse);
 }

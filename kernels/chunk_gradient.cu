@@ -18,7 +18,8 @@
 // do S^T, Y S^T and U dS^T. dq and dk stay in registers over the value heads of the group.
 #include "chunk.cuh"
 
-constexpr int COLUMN_WARPS = KD % 64 == 0 ? 4 : 2;
+// With 64 rows a block of 4 parts has no more registers for inputs wider than operands.
+constexpr int COLUMN_WARPS = KD % 64 == 0 && (sizeof(INPUT) <= OPERAND_BYTES || CHUNK == 32) ? 4 : 2;
 constexpr int WARPS = TILES * COLUMN_WARPS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int K_PART = KD / COLUMN_WARPS;                                  // columns of K of a warp
@@ -27,6 +28,7 @@ constexpr int J_PART = CHUNK / SQUARE_PARTS;                               // wa
 constexpr int BLOCKS = VD / V_BLOCK;       // blocks of V
 constexpr int ITEMS = 4 * BLOCKS;          // what a value head streams
 constexpr int V_TILES = VD / 16;
+constexpr int UNROLLED = 4; // steps over V whose operands are on their way at once
 
 constexpr int OPERAND_PITCH = V_BLOCK + PAD;                               // operands
 constexpr int INPUT_PITCH = V_BLOCK + 16 / (int)sizeof(INPUT);             // elements of INPUT
@@ -37,6 +39,13 @@ constexpr int SQUARES_STAGE = 2 * INPUT_TILE + 2 * OPERAND_TILE;
 constexpr int PRODUCT_STAGE = LEFT_TILE + V_BLOCK * ROW_PITCH * OPERAND_BYTES;
 constexpr int STAGE_BYTES = SQUARES_STAGE > PRODUCT_STAGE ? SQUARES_STAGE : PRODUCT_STAGE;
 static_assert(VD % V_BLOCK == 0 && V_BLOCK % 16 == 0, "blocks of V are whole tiles");
+
+// Tensors of the workspace that carry scales.
+enum Tensor { D_OUTPUT, WRITES, ADJOINTS, STATES, D_STATES, TENSORS };
+// Products over V, with their operands. do is not kept as operands, so its scale is only that of the largest element.
+enum Product { D_SCORES, D_LOWER, OUTPUT_STATE, ADJOINT_STATE, WRITE_D_STATE, PRODUCTS };
+constexpr __device__ Tensor LEFT_OF[PRODUCTS] = {D_OUTPUT, ADJOINTS, D_OUTPUT, ADJOINTS, WRITES};
+constexpr __device__ Tensor RIGHT_OF[PRODUCTS] = {WRITES, WRITES, STATES, STATES, D_STATES};
 
 // Sums and weights that the warps share.
 struct Shared {
@@ -51,8 +60,11 @@ struct Shared {
     float state_dots[WARPS];                 // parts of <dS, S>
     float largest[4][WARPS]; // of dP E and dL E, with the weights of the first and of the second products
     Scale scale[4];          // what brings them into range
-    float state_scales[V_TILES], write_scales[V_TILES], adjoint_scales[V_TILES], d_state_scales[V_TILES];
-    float d_o_scales[V_TILES];
+    // The scales of the workspace by tiles of V and halves (of K for the states, of the chunk for the others), the
+    // largest of each tensor, and what brings the left operand of a product to the largest scales of both its operands.
+    float scales[TENSORS][2 * V_TILES];
+    float most[TENSORS];
+    float factors[PRODUCTS][2][2][V_TILES]; // half of the left operand's rows, half of the right operand
 };
 
 struct Place {
@@ -61,23 +73,57 @@ struct Place {
     int first_column; // of the warp's columns of K
     int first_j;      // of its columns of the squares
     bool squares;     // whether it has any
+
+    // Which halves of the chunk, of K and of the chunk those are in.
+    __device__ __forceinline__ int row_half() const { return first_row / (CHUNK / 2); }
+    __device__ __forceinline__ int column_half() const { return first_column / (KD / 2); }
+    __device__ __forceinline__ int j_half() const { return first_j / (CHUNK / 2); }
 };
 
-__device__ __forceinline__ float largest_scale(const float* scales) {
-    float largest = 0.0f;
+// The scales of one value head and the factors that follow from them, by all threads.
+__device__ __forceinline__ void load_scales(const ChunkParams& p, Shared& s, long long square) {
+    const float* from[TENSORS] = {p.d_o_scales, p.write_scales, p.adjoint_scales, p.state_scales, p.d_state_scales};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
 #pragma unroll
-    for (int i = 0; i < V_TILES; ++i) largest = fmaxf(largest, scales[i]);
-    return largest;
+    for (int tensor = 0; tensor < TENSORS; ++tensor) {
+        if (tensor % WARPS != warp) continue;
+        const float scale = lane < 2 * V_TILES ? from[tensor][square * 2 * V_TILES + lane] : 0.0f;
+        if (lane < 2 * V_TILES) s.scales[tensor][lane] = scale;
+        const float most = warp_max(scale);
+        if (lane == 0) s.most[tensor] = most;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < PRODUCTS * 4 * V_TILES; i += THREADS) {
+        const int product = i / (4 * V_TILES), tile = i % V_TILES, row_half = i / (2 * V_TILES) % 2, half = i / V_TILES % 2;
+        const Tensor left = LEFT_OF[product], right = RIGHT_OF[product];
+        const float of_left = left == D_OUTPUT ? 1.0f : s.scales[left][2 * tile + row_half];
+        s.factors[product][row_half][half][tile] =
+            of_left * inverse_of(s.most[left]) * (s.scales[right][2 * tile + half] * inverse_of(s.most[right]));
+    }
 }
 
 // A 16 x 16 tile of an input, times `factor`, as a left operand.
 __device__ __forceinline__ Left left_of_input(const INPUT* from, float factor, const Place& at) {
     float tiles[2][4];
+    if constexpr (sizeof(INPUT) == 2) {
+        u32 pairs[4];
+        load_matrices(pairs, shared_address(from + (at.lane & 15) * INPUT_PITCH + (at.lane >> 4) * 8));
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+        for (int e = 0; e < 8; ++e) {
+            INPUT x;
+            *(u16*)&x = (u16)(pairs[e / 2] >> (16 * (e % 2)));
+            tiles[e / 4][e % 4] = to_float(x);
+        }
+    } else {
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            tiles[n][e] = to_float(from[(at.row + 8 * (e / 2)) * INPUT_PITCH + 8 * n + 2 * at.quad + e % 2]);
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float2 pair = load_two(from + (at.row + 8 * half) * INPUT_PITCH + 8 * n + 2 * at.quad);
+                tiles[n][2 * half] = pair.x;
+                tiles[n][2 * half + 1] = pair.y;
+            }
+    }
     return make_left(tiles[0], tiles[1], factor);
 }
 
@@ -114,20 +160,20 @@ __device__ __forceinline__ void load_item(const ChunkParams& p, u8* stage, int c
 }
 
 // dP and -dL of the warp's rows and columns, without masks, from one block of V; v . Y along the way.
-__device__ __forceinline__ void squares_of_block(const u8* stage, const Shared& s, const Place& at, int v, float d_o_unit,
-                                                 float adjoint_unit, float write_unit, float (&dp)[J_PART / 8][4],
-                                                 float (&dl)[J_PART / 8][4], float (&dots)[2]) {
+__device__ __forceinline__ void squares_of_block(const u8* stage, const Shared& s, const Place& at, int v,
+                                                 float (&dp)[J_PART / 8][4], float (&dl)[J_PART / 8][4],
+                                                 float (&dots)[2]) {
     const INPUT* d_o = (const INPUT*)stage;
     const INPUT* value = (const INPUT*)(stage + INPUT_TILE);
     const operand* writes = (const operand*)(stage + 2 * INPUT_TILE);
     const operand* adjoints = writes + CHUNK * OPERAND_PITCH;
-#pragma unroll 2
+#pragma unroll 1
     for (int c = 0; c < V_BLOCK / 16; ++c) {
         const int tile = v / 16 + c;
-        const float ratio = s.write_scales[tile] * write_unit;
-        const Left from_output = left_of_input(d_o + at.first_row * INPUT_PITCH + 16 * c, d_o_unit * ratio, at);
+        const Left from_output = left_of_input(d_o + at.first_row * INPUT_PITCH + 16 * c,
+                                               s.factors[D_SCORES][at.row_half()][at.j_half()][tile], at);
         Left from_adjoint = load_left(adjoints + at.first_row * OPERAND_PITCH + 16 * c, OPERAND_PITCH);
-        scale_left(from_adjoint, s.adjoint_scales[tile] * adjoint_unit * ratio);
+        scale_left(from_adjoint, s.factors[D_LOWER][at.row_half()][at.j_half()][tile]);
         const operand* right = writes + at.first_j * OPERAND_PITCH + 16 * c;
         product_nt(dp, from_output, right, OPERAND_PITCH);
         product_nt(dl, from_adjoint, right, OPERAND_PITCH);
@@ -140,10 +186,10 @@ __device__ __forceinline__ void squares_of_block(const u8* stage, const Shared& 
                 for (int n = 0; n < 2; ++n) {
                     const int column = 16 * c + 8 * n + 2 * at.quad;
                     const float2 y = load_pair(adjoints + r * OPERAND_PITCH + column);
-                    sum += y.x * to_float(value[r * INPUT_PITCH + column]) +
-                           y.y * to_float(value[r * INPUT_PITCH + column + 1]);
+                    const float2 x = load_two(value + r * INPUT_PITCH + column);
+                    sum += x.x * y.x + x.y * y.y;
                 }
-                dots[half] += sum * s.adjoint_scales[tile];
+                dots[half] += sum * s.scales[ADJOINTS][2 * tile + at.row_half()];
             }
         }
     }
@@ -176,8 +222,63 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// A product of what streams through shared memory with a state.
+template <Product Which, class Arrive, class Leave>
+__device__ __forceinline__ void product_with_state(float (&product)[K_PART / 8][4], const Shared& s, const Place& at,
+                                                   const Arrive& arrive, const Leave& leave) {
+    clear(product);
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; ++block) {
+        const u8* stage = arrive();
+        const operand* right = (const operand*)(stage + LEFT_TILE) + at.first_column;
+        const float* factors = s.factors[Which][at.row_half()][at.column_half()] + block * (V_BLOCK / 16);
+        const INPUT* inputs = (const INPUT*)stage + at.first_row * INPUT_PITCH;
+        const operand* operands = (const operand*)stage + at.first_row * OPERAND_PITCH;
+#pragma unroll UNROLLED
+        for (int c = 0; c < V_BLOCK / 16; ++c) {
+            Left left;
+            if (Which == OUTPUT_STATE) {
+                left = left_of_input(inputs + 16 * c, factors[c], at);
+            } else {
+                left = load_left(operands + 16 * c, OPERAND_PITCH);
+                scale_left(left, factors[c]);
+            }
+            product_nn(product, left, right + 16 * c * ROW_PITCH, ROW_PITCH);
+        }
+        leave();
+    }
+}
+
+// Adds such a product to a gradient, and keeps the dot of each row with that row of `with`.
+template <Product Which>
+__device__ __forceinline__ void add_with_state(float (&total)[K_PART / 8][4], const float (&product)[K_PART / 8][4],
+                                               Shared& s, const Place& at, const operand* with) {
+    float dots[2] = {0.0f, 0.0f}, weight[2];
+    row_dots(product, with, at, dots);
+    const float scale = s.most[LEFT_OF[Which]] * s.most[RIGHT_OF[Which]];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int i = at.first_row + at.row + 8 * half;
+        const float key = s.coefficients[KEY][i], decay = s.coefficients[DECAY][i], write = s.coefficients[WRITE][i];
+        const float dot = quad_sum(dots[half]) * scale;
+        float* kept = Which == OUTPUT_STATE ? s.query_dots[at.warp / TILES]
+                      : Which == ADJOINT_STATE ? s.key_dots[at.warp / TILES]
+                                               : s.write_dots[at.warp / TILES];
+        const float unit = Which == OUTPUT_STATE ? s.coefficients[QUERY][i] * decay
+                           : Which == ADJOINT_STATE ? key * decay
+                                                    : write;
+        if (at.quad == 0) kept[i] = dot * unit;
+        const float after = key != 0.0f ? write / key : 0.0f; // e^{G_C - G_i}
+        weight[half] = Which == OUTPUT_STATE ? decay
+                       : Which == ADJOINT_STATE ? -s.coefficients[BETA][i] * decay
+                                                : after;
+        weight[half] *= scale;
+    }
+    add_rows(total, product, weight);
+}
+
 // Grid: chunks, HK.
-extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __grid_constant__ ChunkParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __grid_constant__ ChunkParams p) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Shared s;
     operand* keys = (operand*)shared;
@@ -199,7 +300,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
     const int rows[2] = {at.first_row + at.row, at.first_row + at.row + 8};
 
     const int chunk = blockIdx.x, qk_head = blockIdx.y, group = p.value_heads / p.qk_heads;
-    const int token = p.chunk_token[chunk], length = p.chunk_length[chunk];
     const long long tile = (long long)chunk * p.qk_heads + qk_head;
     copy_block<THREADS>(keys, p.keys + tile * ROW_TILE, ROW_TILE * OPERAND_BYTES);
     copy_block<THREADS>(queries, p.queries + tile * ROW_TILE, ROW_TILE * OPERAND_BYTES);
@@ -240,18 +340,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
         __syncthreads();
         for (int i = threadIdx.x; i < COEFFICIENTS * CHUNK; i += THREADS)
             s.coefficients[i / CHUNK][i % CHUNK] = p.coefficients[square * COEFFICIENTS * CHUNK + i];
-        for (int i = threadIdx.x; i < V_TILES; i += THREADS) {
-            s.state_scales[i] = p.state_scales[square * V_TILES + i];
-            s.write_scales[i] = p.write_scales[square * V_TILES + i];
-            s.adjoint_scales[i] = p.adjoint_scales[square * V_TILES + i];
-            s.d_state_scales[i] = p.d_state_scales[square * V_TILES + i];
-            s.d_o_scales[i] = p.d_o_scales[square * V_TILES + i];
-        }
+        load_scales(p, s, square);
         __syncthreads();
-        // The parts of a tensor have scales of their own; products bring them to that of the largest.
-        const float d_o_scale = largest_scale(s.d_o_scales), write_scale = largest_scale(s.write_scales);
-        const float adjoint_scale = largest_scale(s.adjoint_scales), state_scale = largest_scale(s.state_scales);
-        const float d_state_scale = largest_scale(s.d_state_scales);
 
         float dp[J_PART / 8][4], dl[J_PART / 8][4], value_dots[2] = {0.0f, 0.0f};
         clear(dp);
@@ -260,13 +350,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
         for (int block = 0; block < BLOCKS; ++block) {
             const u8* stage = arrive();
             if (at.squares)
-                squares_of_block(stage, s, at, block * V_BLOCK, 1.0f / d_o_scale, 1.0f / adjoint_scale,
-                                 1.0f / write_scale, dp, dl, value_dots);
+                squares_of_block(stage, s, at, block * V_BLOCK, dp, dl, value_dots);
             leave();
         }
 
-        // dP E, dL E, and the largest of each with the weights that it gets below; M from the unweighted ones.
-        float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        // dP E, dL E, and M, which needs them without E.
         float row_sums[2] = {0.0f, 0.0f}, overlap_dots[2] = {0.0f, 0.0f}, column_sums[J_PART / 8][2];
         const float beta[2] = {s.coefficients[BETA][rows[0]], s.coefficients[BETA][rows[1]]};
 #pragma unroll
@@ -276,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
             for (int half = 0; half < 2; ++half) {
                 const int i = rows[half], first_j = at.first_j + 8 * n + 2 * at.quad;
                 const float2 score = load_pair(p.scores + (square * CHUNK + i) * SQUARE_PITCH + first_j);
-                const float2 overlap = load_pair(p.overlaps + (square * CHUNK + i) * CHUNK + first_j);
+                const float2 overlap = load_pair(p.overlaps + (square * CHUNK + i) * SQUARE_PITCH + first_j);
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int j = first_j + e;
@@ -285,8 +373,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
                     const float decay = i >= j ? expf(between) : 0.0f;
                     float& d_score = dp[n][2 * half + e];
                     float& d_lower = dl[n][2 * half + e];
-                    d_score *= d_o_scale * write_scale;
-                    d_lower *= -(adjoint_scale * write_scale);
+                    d_score *= s.most[D_OUTPUT] * s.most[WRITES];
+                    d_lower *= -(s.most[ADJOINTS] * s.most[WRITES]);
                     if (i > j) {
                         const float with_overlap = d_lower * (e == 0 ? overlap.x : overlap.y);
                         const float with_score = d_score * (e == 0 ? score.x : score.y) * s.coefficients[QUERY][i];
@@ -297,11 +385,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
                     }
                     d_score *= decay;
                     d_lower *= i > j ? decay : 0.0f;
-                    const float key_j = s.coefficients[KEY][j];
-                    largest[0] = fmaxf(largest[0], fabsf(d_score * key_j));
-                    largest[1] = fmaxf(largest[1], fabsf(d_lower * key_j));
-                    largest[2] = fmaxf(largest[2], fabsf(d_score * s.coefficients[QUERY][i]));
-                    largest[3] = fmaxf(largest[3], fabsf(d_lower * beta[half] * s.coefficients[KEY][i]));
                 }
             }
         }
@@ -328,16 +411,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
                     if (at.row == 0) s.column_sums[tile_row][at.first_j + 8 * n + 2 * at.quad + e] = column;
                 }
         }
+        // The largest of each with the weights that it gets below.
+        if (MODE == MODE_F16) {
+            float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float of_warp = MODE == MODE_F16 ? warp_max(at.squares ? largest[i] : 0.0f) : 0.0f;
-            if (at.lane == 0) s.largest[i][at.warp] = of_warp;
+            for (int n = 0; n < J_PART / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float of_score = fabsf(dp[n][e]), of_lower = fabsf(dl[n][e]);
+                    const float key = s.coefficients[KEY][at.first_j + 8 * n + 2 * at.quad + e % 2];
+                    largest[0] = fmaxf(largest[0], of_score * key);
+                    largest[1] = fmaxf(largest[1], of_lower * key);
+                    largest[2] = fmaxf(largest[2], of_score * fabsf(s.coefficients[QUERY][rows[e / 2]]));
+                    largest[3] = fmaxf(largest[3], of_lower * fabsf(beta[e / 2]) * s.coefficients[KEY][rows[e / 2]]);
+                }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float of_warp = warp_max(at.squares ? largest[i] : 0.0f);
+                if (at.lane == 0) s.largest[i][at.warp] = of_warp;
+            }
         }
         __syncthreads();
         if (threadIdx.x < 4) {
             float of_block = 0.0f;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) of_block = fmaxf(of_block, s.largest[threadIdx.x][w]);
+            for (int w = 0; w < WARPS; ++w) of_block = fmaxf(of_block, MODE == MODE_F16 ? s.largest[threadIdx.x][w] : 0.0f);
             s.scale[threadIdx.x] = scale_for(of_block);
         }
         __syncthreads();
@@ -406,62 +504,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
         }
 
         // do S^T, Y S^T and U dS^T
-#pragma unroll 1
-        for (int phase = 1; phase < 4; ++phase) {
-            const float* left_scales = phase == 2 ? s.adjoint_scales : s.write_scales;
-            const float* right_scales = phase == 3 ? s.d_state_scales : s.state_scales;
-            const float left_scale = phase == 1 ? d_o_scale : phase == 2 ? adjoint_scale : write_scale;
-            const float right_scale = phase == 3 ? d_state_scale : state_scale;
-            clear(product);
-#pragma unroll 1
-            for (int block = 0; block < BLOCKS; ++block) {
-                const u8* stage = arrive();
-                const operand* right = (const operand*)(stage + LEFT_TILE);
-#pragma unroll 2
-                for (int c = 0; c < V_BLOCK / 16; ++c) {
-                    const int v_tile = block * (V_BLOCK / 16) + c;
-                    const float ratio = right_scales[v_tile] / right_scale;
-                    Left left;
-                    if (phase == 1) {
-                        left = left_of_input((const INPUT*)stage + at.first_row * INPUT_PITCH + 16 * c,
-                                             ratio / left_scale, at);
-                    } else {
-                        left = load_left((const operand*)stage + at.first_row * OPERAND_PITCH + 16 * c, OPERAND_PITCH);
-                        scale_left(left, left_scales[v_tile] / left_scale * ratio);
-                    }
-                    product_nn(product, left, right + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
-                }
-                leave();
-            }
-            float weight[2], dots[2] = {0.0f, 0.0f};
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float key = s.coefficients[KEY][rows[half]], decay = s.coefficients[DECAY][rows[half]];
-                const float after = key != 0.0f ? s.coefficients[WRITE][rows[half]] / key : 0.0f; // e^{G_C - G_i}
-                weight[half] = phase == 1 ? decay : phase == 2 ? -beta[half] * decay : after;
-                weight[half] *= left_scale * right_scale;
-            }
-            if (phase == 1)
-                add_rows(dq, product, weight);
-            else
-                add_rows(dk, product, weight);
-            row_dots(product, phase == 1 ? queries : keys, at, dots);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float dot = quad_sum(dots[half]) * left_scale * right_scale;
-                const float decay = s.coefficients[DECAY][rows[half]];
-                float* to = (phase == 1 ? s.query_dots : phase == 2 ? s.key_dots : s.write_dots)[at.warp / TILES];
-                const float unit = phase == 1   ? s.coefficients[QUERY][rows[half]] * decay
-                                   : phase == 2 ? s.coefficients[KEY][rows[half]] * decay
-                                                : s.coefficients[WRITE][rows[half]];
-                if (at.quad == 0) to[rows[half]] = dot * unit;
-            }
-        }
+        product_with_state<OUTPUT_STATE>(product, s, at, arrive, leave);
+        add_with_state<OUTPUT_STATE>(dq, product, s, at, queries);
+        product_with_state<ADJOINT_STATE>(product, s, at, arrive, leave);
+        add_with_state<ADJOINT_STATE>(dk, product, s, at, keys);
+        product_with_state<WRITE_D_STATE>(product, s, at, arrive, leave);
+        add_with_state<WRITE_D_STATE>(dk, product, s, at, keys);
 
         // <dS, S>
         float with_state = 0.0f;
         constexpr int VECTOR = 16 / OPERAND_BYTES;
-#pragma unroll 8
+#pragma unroll 2
         for (int i = VECTOR * threadIdx.x; i < VD * KD; i += VECTOR * THREADS) {
             const uint4 a = *(const uint4*)(p.states + square * VD * KD + i);
             const uint4 b = *(const uint4*)(p.d_states + square * VD * KD + i);
@@ -471,12 +524,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
                 const float2 x = load_pair((const operand*)&a + e), y = load_pair((const operand*)&b + e);
                 sum += x.x * y.x + x.y * y.y;
             }
-            with_state += sum * s.state_scales[i / KD / 16] * s.d_state_scales[i / KD / 16];
+            const int part = 2 * (i / KD / 16) + i % KD / (KD / 2);
+            with_state += sum * s.scales[STATES][part] * s.scales[D_STATES][part];
         }
         with_state = warp_sum(with_state);
         if (at.lane == 0) s.state_dots[at.warp] = with_state;
         __syncthreads();
         if (at.warp == 0) {
+            const int token = p.chunk_token[chunk], length = p.chunk_length[chunk];
             // dg_t: what lies behind t of the first sums, what lies before it of the b_i.
             float behind = 0.0f;
 #pragma unroll
@@ -534,6 +589,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_gradient(const __gri
         }
     }
 
+    const int token = p.chunk_token[chunk], length = p.chunk_length[chunk];
     // From the gradient of s q to that of q; through the normalisation, x / |x|: (d - x^ (x^ . d)) / |x|.
     float query_weight[2], key_weight[2], query_back[2] = {0.0f, 0.0f}, key_back[2] = {0.0f, 0.0f};
 #pragma unroll

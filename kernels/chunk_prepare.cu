@@ -3,15 +3,19 @@
 //   q, k (T, HK, K), g, beta (T, HV)  ->  K', Q', T = (I + L)^-1, scores, coefficients (chunk.cuh)
 //
 // with L_ij = beta_i (k_i . k_j) e^{G_i - G_j} for i > j. One block a chunk, a q/k head and some of its value heads; one
-// warp for 16 rows. K K^T and Q K^T are products of the mode's operands. The inverse is binary32 in every mode: 16 x 16
-// blocks by forward substitution, then merged, [A 0; B D]^-1 = [A' 0; -D' B A'  D'].
+// warp for 16 rows. K K^T, Q K^T and the off-diagonal blocks of T are products of the mode's operands.
+//
+// T: each warp inverts a diagonal block of 16 x 16 by forward substitution in binary32, then computes a column of blocks
+// from the top down, T_ij = -T_ii sum_{j <= m < i} L_im T_mj. It does so transposed, since the transpose of a result is
+// the left operand of the products with it.
 //
 // G is summed in binary64 and kept in two binary32 words: e^{G_i - G_j} then loses nothing however large G is.
 #include "chunk.cuh"
 
 constexpr int WARPS = TILES;
 constexpr int THREADS = 32 * WARPS;
-constexpr int FLOAT_PITCH = CHUNK + 4;
+constexpr int MOST_HEADS = 4;    // of heads_per_block
+constexpr int BLOCK_PITCH = 20;  // floats, of a diagonal block
 
 // A log decay below this gives a decay of exactly 0 in binary32 and binary64; -inf becomes it, so that G_i - G_j is
 // never inf - inf.
@@ -40,8 +44,9 @@ __device__ __forceinline__ void prepare_row(const INPUT* from, bool inside, oper
     for (int i = 0; i < PAIRS; ++i) {
         int column = 64 * i + 2 * lane;
         bool load = inside && column < KD;
-        x[i][0] = load ? to_float(from[column]) : 0.0f;
-        x[i][1] = load ? to_float(from[column + 1]) : 0.0f;
+        const float2 pair = load ? load_two(from + column) : make_float2(0.0f, 0.0f);
+        x[i][0] = pair.x;
+        x[i][1] = pair.y;
         largest = fmaxf(largest, fmaxf(fabsf(x[i][0]), fabsf(x[i][1])));
     }
     float factor = row_factor(largest);
@@ -72,11 +77,16 @@ __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1
 struct Gates {
     float log_decay[2][CHUNK]; // G in two words
     float beta[CHUNK];
-    float key[CHUNK];
-    float query[CHUNK];
 };
 
-// G, beta of one value head, by the first warp.
+struct Shared {
+    float key[CHUNK];   // rk
+    float query[CHUNK]; // rq
+    Gates gates[MOST_HEADS];
+    float diagonal[WARPS][16 * BLOCK_PITCH]; // of L
+};
+
+// G, beta of one value head, by one warp.
 __device__ void prepare_gates(const ChunkParams& p, Gates& gates, int token, int length, int head) {
     int lane = threadIdx.x & 31;
     double sum = 0.0;
@@ -108,92 +118,71 @@ __device__ __forceinline__ float decay_between(const Gates& gates, int i, int j)
     return expf((gates.log_decay[0][i] - gates.log_decay[0][j]) + (gates.log_decay[1][i] - gates.log_decay[1][j]));
 }
 
-// inverse = (I + lower)^-1 for the strictly lower triangular `lower`; what lies above the diagonal blocks is scratch.
-__device__ __forceinline__ void invert(const float* lower, float* inverse) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    {
-        // Column `lane` of the inverse of the warp's diagonal block.
-        const float* block = lower + 16 * warp * FLOAT_PITCH + 16 * warp;
-        float x[16];
+// Column `lane` of (I + block)^-1 for a strictly lower triangular block.
+__device__ __forceinline__ void invert_diagonal(const float* block, float (&x)[16]) {
+    const int lane = threadIdx.x & 15;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            float sum = i == (lane & 15) ? 1.0f : 0.0f;
+    for (int i = 0; i < 16; ++i) {
+        float sum = i == lane ? 1.0f : 0.0f;
 #pragma unroll
-            for (int j = 0; j < i; ++j) sum = fmaf(-block[i * FLOAT_PITCH + j], x[j], sum);
-            x[i] = sum;
-        }
-        if (lane < 16) {
-#pragma unroll
-            for (int i = 0; i < 16; ++i) inverse[(16 * warp + i) * FLOAT_PITCH + 16 * warp + lane] = x[i];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int half = 16; half < CHUNK; half *= 2) {
-        // Each thread: one row of D' B A', and `half / 4` of its columns.
-        const int columns = 16 * half / 64;
-        int row = threadIdx.x / 4, first = (threadIdx.x % 4) * columns;
-        int top = row / half * 2 * half, bottom = top + half;
-        row %= half;
-        float sum[CHUNK / 8];
-#pragma unroll
-        for (int c = 0; c < columns; ++c) sum[c] = 0.0f;
-#pragma unroll 4
-        for (int m = 0; m < half; ++m) {
-            float b = lower[(bottom + row) * FLOAT_PITCH + top + m];
-#pragma unroll
-            for (int c = 0; c < columns; c += 4) {
-                float4 a = *(const float4*)(inverse + (top + m) * FLOAT_PITCH + top + first + c);
-                // The blocks of A' above its diagonal hold scratch.
-                bool inside = (top + first + c) / 16 <= (top + m) / 16;
-                sum[c] = fmaf(b, inside ? a.x : 0.0f, sum[c]);
-                sum[c + 1] = fmaf(b, inside ? a.y : 0.0f, sum[c + 1]);
-                sum[c + 2] = fmaf(b, inside ? a.z : 0.0f, sum[c + 2]);
-                sum[c + 3] = fmaf(b, inside ? a.w : 0.0f, sum[c + 3]);
-            }
-        }
-        // B A' waits in the unused block above the diagonal.
-#pragma unroll
-        for (int c = 0; c < columns; ++c) inverse[(top + row) * FLOAT_PITCH + bottom + first + c] = sum[c];
-        __syncthreads();
-#pragma unroll
-        for (int c = 0; c < columns; ++c) sum[c] = 0.0f;
-#pragma unroll 4
-        for (int m = 0; m < half; ++m) {
-            bool inside = m / 16 <= row / 16;
-            float d = inside ? inverse[(bottom + row) * FLOAT_PITCH + bottom + m] : 0.0f;
-#pragma unroll
-            for (int c = 0; c < columns; c += 4) {
-                float4 a = *(const float4*)(inverse + (top + m) * FLOAT_PITCH + bottom + first + c);
-                sum[c] = fmaf(-d, a.x, sum[c]);
-                sum[c + 1] = fmaf(-d, a.y, sum[c + 1]);
-                sum[c + 2] = fmaf(-d, a.z, sum[c + 2]);
-                sum[c + 3] = fmaf(-d, a.w, sum[c + 3]);
-            }
-        }
-#pragma unroll
-        for (int c = 0; c < columns; ++c) inverse[(bottom + row) * FLOAT_PITCH + top + first + c] = sum[c];
-        __syncthreads();
+        for (int j = 0; j < i; ++j) sum = fmaf(-block[i * BLOCK_PITCH + j], x[j], sum);
+        x[i] = sum;
     }
 }
 
+// The blocks below the diagonal of T in block column `column`; `inverse` has the diagonal blocks.
+__device__ __forceinline__ void invert_column(const operand* lower, operand* inverse, int column) {
+    const int lane = threadIdx.x & 31, row = lane / 4, quad = lane % 4;
+    Left above[TILES]; // T_mj^T for m = j, j + 1, ...
+    above[0] = load_left_transposed(inverse + 16 * column * SQUARE_PITCH + 16 * column, SQUARE_PITCH);
+#pragma unroll
+    for (int d = 1; d < TILES; ++d) {
+        const int i = column + d;
+        if (i >= TILES) break;
+        float sum[2][4], block[2][4];
+        clear(sum);
+        clear(block);
+#pragma unroll
+        for (int m = 0; m < d; ++m)
+            product_nt(sum, above[m], lower + 16 * i * SQUARE_PITCH + 16 * (column + m), SQUARE_PITCH);
+        product_nt(block, make_left(sum[0], sum[1], -1.0f), inverse + 16 * i * SQUARE_PITCH + 16 * i, SQUARE_PITCH);
+        above[d] = make_left(block[0], block[1], 1.0f);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                inverse[(16 * i + 8 * n + 2 * quad + e % 2) * SQUARE_PITCH + 16 * column + row + 8 * (e / 2)] =
+                    to_operand(block[n][e]);
+    }
+}
+
+// A tile of a square from shared to global memory, padding and all.
+__device__ __forceinline__ void write_square(operand* to, const operand* from) {
+    constexpr int BYTES = SQUARE_TILE * OPERAND_BYTES;
+#pragma unroll 2
+    for (int i = 16 * threadIdx.x; i < BYTES; i += 16 * THREADS) *(uint4*)((u8*)to + i) = *(const uint4*)((const u8*)from + i);
+}
+
 // Grid: chunks, then HK times the groups of heads_per_block value heads.
-extern "C" __global__ void __launch_bounds__(THREADS) chunk_prepare(const __grid_constant__ ChunkParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __grid_constant__ ChunkParams p) {
     extern __shared__ __align__(128) u8 shared[];
-    __shared__ Gates gates;
+    __shared__ Shared s;
     operand* keys = (operand*)shared;
-    operand* queries = keys + CHUNK * ROW_PITCH;
+    operand* queries = keys + ROW_TILE;
     // The squares take the place of K' and Q' once the products with those are in registers.
-    float* lower = (float*)shared;
-    float* inverse = lower + CHUNK * FLOAT_PITCH;
+    operand* lower = (operand*)shared;
+    operand* inverse = lower + SQUARE_TILE;
+    operand* scores = inverse + SQUARE_TILE;
+    operand* overlaps = scores + SQUARE_TILE;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row = lane / 4, quad = lane % 4;
     const int chunk = blockIdx.x, token = p.chunk_token[chunk], length = p.chunk_length[chunk];
     const int group = p.value_heads / p.qk_heads, parts = group / p.heads_per_block;
     const int qk_head = blockIdx.y / parts, part = blockIdx.y % parts;
+    const int first_head = qk_head * group + part * p.heads_per_block;
     const long long tile = (long long)chunk * p.qk_heads + qk_head;
 
-#pragma unroll 4
+#pragma unroll 8
     for (int r = 0; r < 32; ++r) {
         const bool is_key = r >= 16;
         const int i = 16 * warp + r % 16;
@@ -204,12 +193,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_prepare(const __grid
                     norm);
         if (lane == 0) {
             if (is_key)
-                gates.key[i] = coefficient;
+                s.key[i] = coefficient;
             else
-                gates.query[i] = coefficient * p.scale;
+                s.query[i] = coefficient * p.scale;
             if (part == 0) p.norms[(tile * 2 + is_key) * CHUNK + i] = norm;
         }
     }
+    for (int h = warp; h < p.heads_per_block; h += WARPS) prepare_gates(p, s.gates[h], token, length, first_head + h);
     __syncthreads();
 
     float kk[CHUNK / 8][4], qk[CHUNK / 8][4];
@@ -217,17 +207,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_prepare(const __grid
     clear(qk);
 #pragma unroll 2
     for (int c = 0; c < KD; c += 16) {
-        Left key = load_left(keys + 16 * warp * ROW_PITCH + c, ROW_PITCH);
-        product_nt(kk, key, keys + c, ROW_PITCH);
-        Left query = load_left(queries + 16 * warp * ROW_PITCH + c, ROW_PITCH);
-        product_nt(qk, query, keys + c, ROW_PITCH);
+        product_nt(kk, load_left(keys + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH);
+        product_nt(qk, load_left(queries + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH);
     }
 
     for (int h = 0; h < p.heads_per_block; ++h) {
-        const int head = qk_head * group + part * p.heads_per_block + h;
-        const long long square = (long long)chunk * p.value_heads + head;
-        __syncthreads();
-        if (warp == 0) prepare_gates(p, gates, token, length, head);
+        const Gates& gates = s.gates[h];
+        const long long square = (long long)chunk * p.value_heads + first_head + h;
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
@@ -237,35 +223,46 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunk_prepare(const __grid
                 float overlap[2], score[2];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    float decayed = i >= j + e ? decay_between(gates, i, j + e) * gates.key[j + e] : 0.0f;
-                    overlap[e] = i > j + e ? kk[n][2 * half + e] * (decayed * gates.key[i]) : 0.0f;
+                    const float decayed = i >= j + e ? decay_between(gates, i, j + e) * s.key[j + e] : 0.0f;
+                    overlap[e] = i > j + e ? kk[n][2 * half + e] * (decayed * s.key[i]) : 0.0f;
                     score[e] = qk[n][2 * half + e] * decayed;
                 }
-                *(float2*)(lower + i * FLOAT_PITCH + j) =
-                    make_float2(overlap[0] * gates.beta[i], overlap[1] * gates.beta[i]);
-                if (p.overlaps) store_pair(p.overlaps + (square * CHUNK + i) * CHUNK + j, overlap[0], overlap[1]);
-                store_pair(p.scores + (square * CHUNK + i) * SQUARE_PITCH + j, score[0], score[1]);
+                const int at = i * SQUARE_PITCH + j;
+                store_pair(scores + at, score[0], score[1]);
+                store_pair(overlaps + at, overlap[0], overlap[1]);
+                overlap[0] *= gates.beta[i];
+                overlap[1] *= gates.beta[i];
+                store_pair(lower + at, overlap[0], overlap[1]);
+                if (n / 2 == warp)
+                    *(float2*)(s.diagonal[warp] + (i % 16) * BLOCK_PITCH + j % 16) = make_float2(overlap[0], overlap[1]);
+                if (n / 2 > warp) store_pair(inverse + at, 0.0f, 0.0f);
             }
+        }
+        __syncwarp();
+        float x[16];
+        invert_diagonal(s.diagonal[warp], x);
+        if (lane < 16) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i)
+                inverse[(16 * warp + i) * SQUARE_PITCH + 16 * warp + lane] = to_operand(x[i]);
         }
         for (int i = threadIdx.x; i < CHUNK; i += THREADS) {
             float* to = p.coefficients + square * COEFFICIENTS * CHUNK + i;
-            float decay = expf(gates.log_decay[0][i] + gates.log_decay[1][i]);
+            const float decay = expf(gates.log_decay[0][i] + gates.log_decay[1][i]);
             to[BETA * CHUNK] = gates.beta[i];
-            to[READ * CHUNK] = gates.beta[i] * decay * gates.key[i];
+            to[READ * CHUNK] = gates.beta[i] * decay * s.key[i];
             to[DECAY * CHUNK] = decay;
-            to[QUERY * CHUNK] = gates.query[i];
-            to[WRITE * CHUNK] = decay_between(gates, CHUNK - 1, i) * gates.key[i];
-            to[KEY * CHUNK] = gates.key[i];
+            to[QUERY * CHUNK] = s.query[i];
+            to[WRITE * CHUNK] = decay_between(gates, CHUNK - 1, i) * s.key[i];
+            to[KEY * CHUNK] = s.key[i];
             to[LOG_DECAY * CHUNK] = gates.log_decay[0][i];
             to[LOG_DECAY_2 * CHUNK] = gates.log_decay[1][i];
         }
         __syncthreads();
-        invert(lower, inverse);
-        for (int i = 2 * threadIdx.x; i < CHUNK * CHUNK; i += 2 * THREADS) {
-            int r = i / CHUNK, c = i % CHUNK;
-            float first = c <= r ? inverse[r * FLOAT_PITCH + c] : 0.0f;
-            float second = c + 1 <= r ? inverse[r * FLOAT_PITCH + c + 1] : 0.0f;
-            store_pair(p.inverse + (square * CHUNK + r) * SQUARE_PITCH + c, first, second);
-        }
+        invert_column(lower, inverse, warp);
+        write_square(p.scores + square * SQUARE_TILE, scores);
+        if (p.overlaps) write_square(p.overlaps + square * SQUARE_TILE, overlaps);
+        __syncthreads();
+        write_square(p.inverse + square * SQUARE_TILE, inverse);
     }
 }

@@ -94,7 +94,12 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
 }
 #endif
 
-// Two neighbouring values in one store.
+// Two neighbouring values in one load or store.
+template <class T> __device__ __forceinline__ float2 load_two(const T* from) {
+    struct __align__(2 * sizeof(T)) Pair { T first, second; };
+    const Pair pair = *(const Pair*)from;
+    return make_float2(to_float(pair.first), to_float(pair.second));
+}
 template <class T> __device__ __forceinline__ void store_two(T* to, float first, float second) {
     struct __align__(2 * sizeof(T)) Pair { T first, second; };
     Pair pair = {from_float<T>(first), from_float<T>(second)};

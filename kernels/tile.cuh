@@ -86,23 +86,29 @@ __device__ __forceinline__ float2 load_pair(const operand* from) {
 #endif
 }
 
+// 1 / a power of two.
+__device__ __forceinline__ float inverse_of(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
+
 // A power of two and its inverse, which bring a tensor into the range of the operand format.
 struct Scale {
     float factor;
     float inverse;
 };
 
-// f16: brings `largest` between 2^14 and 2^15, so that what is 2^-28 of it is still a normal number. Other modes: 1.
+// f16: brings `largest` between 2^14 and 2^15, so that what is 2^-28 of it is still a normal number; 0 may have any scale
+// and gets the largest, which never decides where several meet. Other modes: 1.
 __device__ __forceinline__ Scale scale_for(float largest) {
     Scale scale = {1.0f, 1.0f};
 #if MODE == MODE_F16
     int exponent = (int)(__float_as_uint(largest) >> 23);
-    int wanted = exponent == 0 ? 127 : min(max(254 + 14 - exponent, 1), 253);
+    int wanted = exponent == 0 ? 253 : min(max(254 + 14 - exponent, 1), 253);
     scale.factor = __uint_as_float((u32)wanted << 23);
-    scale.inverse = __uint_as_float((u32)(254 - wanted) << 23);
+    scale.inverse = inverse_of(scale.factor);
 #endif
     return scale;
 }
+
+__device__ __forceinline__ Scale smaller(Scale a, Scale b) { return a.factor < b.factor ? a : b; }
 
 // The largest of a non-negative value over the warp.
 __device__ __forceinline__ float warp_max(float x) {
@@ -137,15 +143,15 @@ template <int N> __device__ __forceinline__ void multiply(float (&tiles)[N][4], 
 
 // The left operand of a product: 16 rows, 16 columns (the contracted index).
 #if MODE == MODE_F16 || MODE == MODE_BF16
-struct Left {
+struct __align__(16) Left {
     u32 r[4];
 };
 #elif MODE == MODE_TF32
-struct Left {
+struct __align__(16) Left {
     u32 r[8];
 };
 #else
-struct Left {
+struct __align__(16) Left {
     float a[4], b[4]; // the two accumulator tiles as they are; the product asks the other lanes
 };
 #endif
@@ -178,7 +184,6 @@ __device__ __forceinline__ Left make_left(const float (&a)[4], const float (&b)[
     return left;
 }
 
-#if MODE == MODE_F16 || MODE == MODE_BF16
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -189,6 +194,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 addres
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
+#if MODE == MODE_F16 || MODE == MODE_BF16
 __device__ __forceinline__ void mma_16816(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if MODE == MODE_F16
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
