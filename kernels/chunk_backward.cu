@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
     const int begin = p.sequence_chunk[sequence], end = p.sequence_chunk[sequence + 1];
     const int token = begin < end ? p.chunk_token[begin] : 0;
     const int tokens = begin < end ? p.chunk_token[end - 1] + p.chunk_length[end - 1] - token : 0;
-    Pipeline<true> pipeline = {p, p.d_o, end - 1, -1, end - begin, token, tokens, head, (int)blockIdx.x * COLUMNS,
+    Pipeline<true> pipeline = {p, p.d_o, end - 1, -1, end - begin, token, tokens, head,
+                               head / (p.value_heads / p.qk_heads), (int)blockIdx.x * COLUMNS,
                                shared + PAIRS * sizeof(Exchange)};
 #if BULK_COPY
     __shared__ Barrier arrived[STAGES];

@@ -26,7 +26,8 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
     const int begin = p.sequence_chunk[sequence], end = p.sequence_chunk[sequence + 1];
     const int token = begin < end ? p.chunk_token[begin] : 0;
     const int tokens = begin < end ? p.chunk_token[end - 1] + p.chunk_length[end - 1] - token : 0;
-    Pipeline<Output> pipeline = {p, p.v, begin, 1, end - begin, token, tokens, head, (int)blockIdx.x * COLUMNS,
+    Pipeline<Output> pipeline = {p, p.v, begin, 1, end - begin, token, tokens, head,
+                               head / (p.value_heads / p.qk_heads), (int)blockIdx.x * COLUMNS,
                                shared + PAIRS * sizeof(Exchange)};
 #if BULK_COPY
     __shared__ Barrier arrived[STAGES];

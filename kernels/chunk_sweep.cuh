@@ -48,7 +48,7 @@ template <bool Queries> struct Pipeline {
     const INPUT* source; // v or do
     int first, step, turns; // first chunk, 1 or -1, number of chunks
     int token, tokens;      // of the sequence: first and number
-    int head, first_column;
+    int head, qk_head, first_column;
     u8* shared;
 #if BULK_COPY
     Barrier* arrived; // one for each stage
@@ -95,39 +95,35 @@ template <bool Queries> struct Pipeline {
         }
         const int chunk = first + turn * step;
         const Stage to = stage(turn);
-        const long long tile = ((long long)chunk * p.qk_heads + head / (p.value_heads / p.qk_heads)) * ROW_TILE;
-        const long long square = (long long)chunk * p.value_heads + head;
-        const operand* keys = p.keys + tile;
-        const operand* queries = p.queries + tile;
-        const operand* inverse = p.inverse + square * SQUARE_TILE;
-        const operand* scores = p.scores + square * SQUARE_TILE;
-        const float* coefficients = p.coefficients + square * COEFFICIENTS * CHUNK;
-        const INPUT* values = source + ((long long)token_of(turn) * p.value_heads + head) * VD + first_column;
-        const long long pitch = (long long)p.value_heads * VD;
-        constexpr int ROW_BYTES = COLUMNS * (int)sizeof(INPUT);
 #if BULK_COPY
-        Barrier* barrier = arrived + (STAGES == 1 ? 0 : turn % STAGES);
         if (threadIdx.x == 0) {
+            Barrier* barrier = arrived + (STAGES == 1 ? 0 : turn % STAGES);
+            const long long tile = ((long long)chunk * p.qk_heads + qk_head) * ROW_TILE;
+            const long long square = (long long)chunk * p.value_heads + head;
             barrier_expect(barrier, (Queries ? 2 : 1) * (ROW_TILE_BYTES + SQUARE_BYTES) + COEFFICIENT_BYTES);
-            copy_bulk(to.keys, keys, ROW_TILE_BYTES, barrier);
-            copy_bulk(to.inverse, inverse, SQUARE_BYTES, barrier);
-            copy_bulk(to.coefficients, coefficients, COEFFICIENT_BYTES, barrier);
+            copy_bulk(to.keys, p.keys + tile, ROW_TILE_BYTES, barrier);
+            copy_bulk(to.inverse, p.inverse + square * SQUARE_TILE, SQUARE_BYTES, barrier);
+            copy_bulk(to.coefficients, p.coefficients + square * COEFFICIENTS * CHUNK, COEFFICIENT_BYTES, barrier);
             if (Queries) {
-                copy_bulk(to.queries, queries, ROW_TILE_BYTES, barrier);
-                copy_bulk(to.scores, scores, SQUARE_BYTES, barrier);
+                copy_bulk(to.queries, p.queries + tile, ROW_TILE_BYTES, barrier);
+                copy_bulk(to.scores, p.scores + square * SQUARE_TILE, SQUARE_BYTES, barrier);
             }
         }
 #else
-        copy_block<THREADS>(to.keys, keys, ROW_TILE_BYTES);
-        copy_block<THREADS>(to.inverse, inverse, SQUARE_BYTES);
-        copy_block<THREADS>(to.coefficients, coefficients, COEFFICIENT_BYTES);
+        const long long tile = ((long long)chunk * p.qk_heads + qk_head) * ROW_TILE;
+        const long long square = (long long)chunk * p.value_heads + head;
+        copy_block<THREADS>(to.keys, p.keys + tile, ROW_TILE_BYTES);
+        copy_block<THREADS>(to.inverse, p.inverse + square * SQUARE_TILE, SQUARE_BYTES);
+        copy_block<THREADS>(to.coefficients, p.coefficients + square * COEFFICIENTS * CHUNK, COEFFICIENT_BYTES);
         if (Queries) {
-            copy_block<THREADS>(to.queries, queries, ROW_TILE_BYTES);
-            copy_block<THREADS>(to.scores, scores, SQUARE_BYTES);
+            copy_block<THREADS>(to.queries, p.queries + tile, ROW_TILE_BYTES);
+            copy_block<THREADS>(to.scores, p.scores + square * SQUARE_TILE, SQUARE_BYTES);
         }
 #endif
         // Rows of a tensor that is not ours to arrange.
-        copy_rows<THREADS>(to.values, VALUE_PITCH, values, pitch * sizeof(INPUT), CHUNK, ROW_BYTES,
+        const long long pitch = (long long)p.value_heads * VD;
+        const INPUT* values = source + token_of(turn) * pitch + head * VD + first_column;
+        copy_rows<THREADS>(to.values, VALUE_PITCH, values, pitch * sizeof(INPUT), CHUNK, COLUMNS * (int)sizeof(INPUT),
                            length_of(turn));
         copy_async_commit();
     }
