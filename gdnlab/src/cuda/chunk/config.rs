@@ -11,19 +11,20 @@ use crate::{Error, Result};
 
 /// Lanes of a warp.
 const LANES: usize = 32;
-/// Columns of V that a warp of a sweep takes.
-const WARP_COLUMNS: usize = 16;
+/// Columns of V that a pair of warps of a sweep takes.
+const PAIR_COLUMNS: usize = 16;
 /// Operands between two rows in shared memory (`PAD`).
 pub(super) const PAD: usize = 8;
 /// Numbers of a token in `coefficients` (`COEFFICIENTS`).
 pub(super) const COEFFICIENTS: usize = 8;
 /// Value heads of a block of the preparation, at the most (`MOST_HEADS`).
 const MOST_HEADS: usize = 4;
-/// Static shared memory of the sweeps: barriers.
-const SWEEP_STATIC_BYTES: usize = 64;
-/// Warps of a block of a sweep, where there are enough blocks, and where there are not.
-const MANY_WARPS: &[usize] = &[8, 4, 6, 2];
-const FEW_WARPS: &[usize] = &[2];
+/// No less than the static shared memory of the sweeps: barriers.
+const SWEEP_STATIC_BYTES: usize = 1024;
+/// Pairs of warps in a block of a sweep, the most first: as many as there are registers for.
+const PAIRS: [usize; 4] = [4, 3, 2, 1];
+/// Chunks of a sweep in shared memory at once, at the most.
+const MOST_STAGES: usize = 4;
 /// Columns of V in a block of the gradient's stream, and its stages, the best first.
 const GRADIENT_TILES: &[(usize, usize)] = &[(128, 2), (64, 2), (32, 3), (32, 2), (16, 2), (16, 1)];
 
@@ -65,8 +66,8 @@ pub struct Config {
     pub variant: Variant,
     /// `C`: tokens of a chunk.
     pub chunk: usize,
-    /// Warps of a block of the sweeps, 16 columns of V each.
-    pub warps: usize,
+    /// Pairs of warps in a block of the sweeps, 16 columns of V each.
+    pub pairs: usize,
     /// Chunks of a sweep that are in shared memory at once.
     pub stages: usize,
     /// The gradient of one chunk; `None` where no tile of it fits into the GPU's shared memory.
@@ -130,25 +131,22 @@ impl Config {
     /// [`Error::Input`] where there is no kernel for `variant`, [`Error::Gpu`] where `card` has too little shared memory.
     pub fn new(variant: Variant, heads: usize, card: &Card) -> Result<Self> {
         variant.validate()?;
-        let mut config = Self { variant, chunk: variant.chunk(), warps: 0, stages: 1, gradient: None };
-        // Blocks of 128 columns: do they fill half of the GPU?
-        let fill = heads.saturating_mul(variant.value_dim) / 128 >= card.multiprocessors / 2;
-        let divides = |warps: &&usize| variant.value_dim.is_multiple_of(WARP_COLUMNS * **warps);
-        let candidates = if fill { MANY_WARPS } else { FEW_WARPS };
+        let mut config = Self { variant, chunk: variant.chunk(), pairs: 1, stages: 1, gradient: None };
         let fits = |config: &Self| config.sweep_bytes(true) + SWEEP_STATIC_BYTES <= card.shared_bytes_per_block;
-        config.warps = candidates
-            .iter()
-            .chain(FEW_WARPS)
-            .filter(divides)
-            .copied()
-            .find(|&warps| fits(&Self { warps, ..config }))
-            .ok_or_else(|| {
-                too_little("the sweep", &Self { warps: 2, ..config }, card, |config| config.sweep_bytes(true))
-            })?;
-        let ahead = Self { stages: 2, ..config };
-        if fits(&ahead) {
-            config = ahead;
-        }
+        // Large blocks share what they read; more of them than half of the multiprocessors run side by side.
+        let enough = |config: &Self| heads.saturating_mul(config.sweep_blocks()) >= card.multiprocessors / 2;
+        let mut blocks = PAIRS
+            .into_iter()
+            .filter(|pairs| variant.value_dim.is_multiple_of(PAIR_COLUMNS * pairs))
+            .map(|pairs| Self { pairs, ..config })
+            .filter(fits);
+        config = blocks
+            .clone()
+            .find(enough)
+            .or_else(|| blocks.next_back())
+            .ok_or_else(|| too_little("the sweep", &config, card, |config| config.sweep_bytes(true)))?;
+        let ahead = (1..=MOST_STAGES).rev().map(|stages| Self { stages, ..config }).find(fits);
+        config = ahead.unwrap_or(config);
         config.gradient = GRADIENT_TILES
             .iter()
             .map(|&(v_block, stages)| GradientTile { v_block, stages })
@@ -203,29 +201,40 @@ impl Config {
 
     /// Threads of a block of the sweeps.
     pub fn sweep_threads(&self) -> usize {
-        LANES * self.warps
+        2 * LANES * self.pairs
     }
 
     /// Blocks of a head of the sweeps.
     pub fn sweep_blocks(&self) -> usize {
-        self.variant.value_dim / (WARP_COLUMNS * self.warps)
+        self.variant.value_dim / (PAIR_COLUMNS * self.pairs)
     }
 
     /// Dynamic shared memory of a sweep, with or without tiles of Q' and the scores, in bytes.
     pub fn sweep_bytes(&self, queries: bool) -> usize {
         let (operand, input) = (self.operand_bytes(), self.variant.input.bytes());
-        let columns = WARP_COLUMNS * self.warps;
+        let columns = PAIR_COLUMNS * self.pairs;
         // Results are turned around in place of the values, or beside them where an operand is wider.
         let beside = if input < operand { columns * input } else { 0 };
         let value_pitch = beside + columns * input.max(operand) + 16;
         let tiles = self.chunk * (self.row_pitch() + self.square_pitch()) * operand;
         let kinds = if queries { 2 } else { 1 };
-        self.stages * (kinds * tiles + COEFFICIENTS * self.chunk * size_of::<f32>() + self.chunk * value_pitch)
+        let stage = kinds * tiles + COEFFICIENTS * self.chunk * size_of::<f32>() + self.chunk * value_pitch;
+        self.pairs * self.exchange_bytes() + self.stages * stage
     }
 
-    /// Warps that share the columns of K in the gradient.
+    /// No less than what the warps of a pair exchange in a sweep (`Exchange`), in bytes: sums of 16 columns by the tokens
+    /// of the chunk, and seven sets of left operands (`Left`) of half the chunk, each with a scale.
+    fn exchange_bytes(&self) -> usize {
+        let sums = PAIR_COLUMNS * self.chunk * size_of::<f32>();
+        let left = 8 * self.operand_bytes();
+        let operands = self.chunk / 32 * LANES * left + 16;
+        sums + 7 * operands
+    }
+
+    /// Warps that share the columns of K in the gradient: fewer where wide inputs take more registers.
     fn column_warps(&self) -> usize {
-        if self.variant.key_dim.is_multiple_of(64) { 4 } else { 2 }
+        let wide = self.variant.input.bytes() > self.operand_bytes() && self.chunk == 64;
+        if self.variant.key_dim.is_multiple_of(64) && !wide { 4 } else { 2 }
     }
 
     /// Threads of a block of the gradient.
@@ -256,12 +265,12 @@ impl Config {
 
     /// `chunk_forward` and `chunk_states`.
     pub fn forward(&self) -> Result<Build> {
-        self.build("chunk_forward", &[("WARPS", self.warps), ("STAGES", self.stages)])
+        self.build("chunk_forward", &[("PAIRS", self.pairs), ("STAGES", self.stages)])
     }
 
     /// `chunk_backward`.
     pub fn backward(&self) -> Result<Build> {
-        self.build("chunk_backward", &[("WARPS", self.warps), ("STAGES", self.stages)])
+        self.build("chunk_backward", &[("PAIRS", self.pairs), ("STAGES", self.stages)])
     }
 
     /// `chunk_gradient`.

@@ -42,7 +42,7 @@ fn every_variant_fits_every_card_and_divides_into_blocks() {
         for card in [H200, A100, GB10] {
             for heads in [0, 1, MANY] {
                 let config = Config::new(variant, heads, &card).unwrap();
-                assert_eq!(variant.value_dim, config.sweep_blocks() * WARP_COLUMNS * config.warps, "{config:?}");
+                assert_eq!(variant.value_dim, config.sweep_blocks() * PAIR_COLUMNS * config.pairs, "{config:?}");
                 let fits = |bytes: usize, what: &str| {
                     assert!(bytes <= card.shared_bytes_per_block, "{what}: {config:?} on {card:?}: {bytes}");
                 };
@@ -53,7 +53,7 @@ fn every_variant_fits_every_card_and_divides_into_blocks() {
                     assert!(variant.value_dim.is_multiple_of(tile.v_block));
                     fits(config.gradient_bytes(tile) + config.gradient_static_bytes(), "gradient");
                 }
-                assert!(config.gradient_threads() <= 1024 && config.sweep_threads() <= 256);
+                assert!(config.gradient_threads() <= 1024 && config.sweep_threads() <= 256 && config.stages <= 4);
             }
         }
     }
@@ -79,14 +79,14 @@ fn the_backward_is_missing_only_where_it_does_not_fit() {
 #[test]
 fn few_heads_are_spread_over_more_blocks() {
     let variant = variant(Mode::F16Internals, Format::Bf16, 128, 128);
-    let warps = |heads| Config::new(variant, heads, &H200).unwrap().warps;
-    assert_eq!((warps(1), warps(65), warps(66), warps(MANY)), (2, 2, 8, 8));
-    let warps = |value_dim, heads| {
+    let pairs = |heads| Config::new(variant, heads, &H200).unwrap().pairs;
+    assert_eq!((pairs(1), pairs(16), pairs(17), pairs(32), pairs(33), pairs(MANY)), (1, 1, 2, 2, 4, 4));
+    let pairs = |value_dim, heads| {
         let variant = Variant { value_dim, ..variant };
-        Config::new(variant, heads, &H200).unwrap().warps
+        Config::new(variant, heads, &H200).unwrap().pairs
     };
-    assert_eq!(HEAD_DIMS.map(|dim| warps(dim, MANY)), [2, 4, 6, 8, 4, 8]);
-    assert_eq!(HEAD_DIMS.map(|dim| warps(dim, 1)), [2; 6]);
+    assert_eq!(HEAD_DIMS.map(|dim| pairs(dim, MANY)), [2, 4, 3, 4, 4, 4]);
+    assert_eq!(HEAD_DIMS.map(|dim| pairs(dim, 1)), [1; 6]);
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn sizes_are_those_that_ran_on_an_h200() {
     let bytes = |mode, input, key_dim, value_dim| {
         let config = Config::new(variant(mode, input, key_dim, value_dim), MANY, &H200).unwrap();
         let tile = config.gradient.unwrap();
-        (config.warps, config.stages, config.sweep_bytes(true), tile, config.gradient_bytes(tile))
+        (config.pairs, config.stages, config.sweep_bytes(true), tile, config.gradient_bytes(tile))
     };
     let tile = |v_block, stages| GradientTile { v_block, stages };
-    assert_eq!(bytes(Mode::F16Internals, Format::Bf16, 128, 128), (8, 2, 145_408, tile(128, 2), 192_512));
-    assert_eq!(bytes(Mode::Fp32, Format::F32, 128, 128), (8, 2, 125_952, tile(128, 2), 219_136));
-    assert_eq!(bytes(Mode::Fp32, Format::F32, 256, 256), (8, 2, 191_488, tile(32, 3), 194_560));
-    assert_eq!(bytes(Mode::Tf32, Format::F32, 192, 192), (4, 2, 142_336, tile(64, 2), 182_272));
+    assert_eq!(bytes(Mode::F16Internals, Format::Bf16, 128, 128), (4, 2, 174_528, tile(128, 2), 192_512));
+    assert_eq!(bytes(Mode::Fp32, Format::F32, 128, 128), (4, 3, 201_664, tile(128, 2), 219_136));
+    assert_eq!(bytes(Mode::Fp32, Format::F32, 256, 256), (4, 2, 212_416, tile(32, 3), 194_560));
+    assert_eq!(bytes(Mode::Tf32, Format::F32, 192, 192), (4, 2, 179_648, tile(64, 2), 182_272));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_specialisation_says_all_that_changes_its_code() {
     let names: Vec<String> = config.builds().unwrap().iter().map(ToString::to_string).collect();
     let common = "MODE=2 INPUT=float KD=96 VD=64 CHUNK=32";
     assert_eq!(names[0], format!("chunk_prepare.cu {common}"));
-    assert_eq!(names[1], format!("chunk_forward.cu {common} WARPS=4 STAGES=2"));
-    assert_eq!(names[2], format!("chunk_backward.cu {common} WARPS=4 STAGES=2"));
+    assert_eq!(names[1], format!("chunk_forward.cu {common} PAIRS=4 STAGES=4"));
+    assert_eq!(names[2], format!("chunk_backward.cu {common} PAIRS=4 STAGES=4"));
     assert_eq!(names[3], format!("chunk_gradient.cu {common} V_BLOCK=64 STAGES=2"));
 }
