@@ -20,6 +20,7 @@ enum Coefficient {
     KEY,         // rk_i
     LOG_DECAY,   // G_i, rounded to binary32,
     LOG_DECAY_2, // and what that rounding left
+    MOST,        // not by tokens: the largest magnitude in the rows READ to WRITE, by their number
     COEFFICIENTS
 };
 
@@ -86,6 +87,17 @@ constexpr int TILES = CHUNK / 16;
 static_assert(CHUNK == 32 || CHUNK == 64, "a chunk has 32 or 64 tokens");
 static_assert(KD % 32 == 0 && VD % 32 == 0 && KD <= 256 && VD <= 256, "head dimensions are multiples of 32 up to 256");
 
+// e^x, to what the operands can tell.
+__device__ __forceinline__ float exponential(float x) {
+#if MODE == MODE_F16 || MODE == MODE_BF16
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    return y;
+#else
+    return expf(x);
+#endif
+}
+
 // `bytes` contiguous bytes, from global to shared memory, by all threads of the block.
 template <int Threads> __device__ __forceinline__ void copy_block(void* to, const void* from, int bytes) {
     const u32 base = shared_address(to);
@@ -96,7 +108,7 @@ template <int Threads> __device__ __forceinline__ void copy_block(void* to, cons
 // `rows` rows of `bytes` bytes each, from global to shared memory, by all threads of the block; rows at and beyond
 // `valid` become zero. Pitches in bytes.
 template <int Threads>
-__device__ __forceinline__ void copy_rows(void* to, int to_pitch, const void* from, long long from_pitch, int rows,
+__device__ __forceinline__ void copy_rows(void* to, int to_pitch, const void* from, int from_pitch, int rows,
                                           int bytes, int valid) {
     int vectors = bytes / 16;
     u32 base = shared_address(to);
@@ -104,7 +116,7 @@ __device__ __forceinline__ void copy_rows(void* to, int to_pitch, const void* fr
     for (int i = threadIdx.x; i < rows * vectors; i += Threads) {
         int row = i / vectors, column = (i - row * vectors) * 16;
         bool inside = row < valid;
-        const u8* source = (const u8*)from + (inside ? row : 0) * from_pitch + column;
+        const u8* source = (const u8*)from + (u32)((inside ? row : 0) * from_pitch + column);
         copy_async_16(base + row * to_pitch + column, source, inside);
     }
 }

@@ -18,8 +18,7 @@
 // do S^T, Y S^T and U dS^T. dq and dk stay in registers over the value heads of the group.
 #include "chunk.cuh"
 
-// With 64 rows a block of 4 parts has no more registers for inputs wider than operands.
-constexpr int COLUMN_WARPS = KD % 64 == 0 && (sizeof(INPUT) <= OPERAND_BYTES || CHUNK == 32) ? 4 : 2;
+constexpr int COLUMN_WARPS = CHUNK == 32 && KD % 64 == 0 ? 4 : 2;
 constexpr int WARPS = TILES * COLUMN_WARPS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int K_PART = KD / COLUMN_WARPS;                                  // columns of K of a warp
@@ -49,7 +48,7 @@ constexpr __device__ Tensor RIGHT_OF[PRODUCTS] = {WRITES, WRITES, STATES, STATES
 
 // Sums and weights that the warps share.
 struct Shared {
-    float coefficients[COEFFICIENTS][CHUNK];
+    float coefficients[MOST][CHUNK];
     float query_dots[COLUMN_WARPS][CHUNK];   // parts of s q_i . e^{G_i} (do_i S^T)
     float key_dots[COLUMN_WARPS][CHUNK];     // parts of k_i . e^{G_i} (Y_i S^T)
     float write_dots[COLUMN_WARPS][CHUNK];   // parts of b_i
@@ -132,7 +131,7 @@ __device__ __forceinline__ void load_item(const ChunkParams& p, u8* stage, int c
     const long long square = (long long)chunk * p.value_heads + head;
     const int phase = item / BLOCKS, v = item % BLOCKS * V_BLOCK;
     const long long value_at = ((long long)p.chunk_token[chunk] * p.value_heads + head) * VD + v;
-    const long long value_pitch = (long long)p.value_heads * VD * sizeof(INPUT);
+    const int value_pitch = p.value_heads * VD * (int)sizeof(INPUT);
     const int length = p.chunk_length[chunk];
     auto load_input = [&](u8* to, const INPUT* from) {
         copy_rows<THREADS>(to, INPUT_PITCH * sizeof(INPUT), from + value_at, value_pitch, CHUNK,
@@ -308,37 +307,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
     clear(dq);
     clear(dk);
 
-    // The stream: item `next` is the next to be started, over all value heads of the group.
+    // The stream of items, over all value heads of the group.
     const int items = group * ITEMS;
-    int next = 0, current = 0;
-    auto start_next = [&]() {
-        if (next < items)
-            load_item(p, ring + next % STAGES * STAGE_BYTES, chunk, qk_head * group + next / ITEMS, next % ITEMS);
+    int current = 0;
+    auto start = [&](int item) {
+        if (item < items)
+            load_item(p, ring + item % STAGES * STAGE_BYTES, chunk, qk_head * group + item / ITEMS, item % ITEMS);
         else
             copy_async_commit();
-        ++next;
     };
     // Waits for the current item; with several stages, starts the one that takes the place of the item before it.
     auto arrive = [&]() -> const u8* {
         copy_async_wait < STAGES == 1 ? 0 : STAGES - 2 > ();
         __syncthreads();
-        if (STAGES > 1) start_next();
+        if (STAGES > 1) start(current + STAGES - 1);
         return ring + current % STAGES * STAGE_BYTES;
     };
     auto leave = [&]() {
         ++current;
         if (STAGES == 1) {
             __syncthreads();
-            start_next();
+            start(current);
         }
     };
-    for (int i = 0; i < (STAGES == 1 ? 1 : STAGES - 1); ++i) start_next();
+    for (int i = 0; i < (STAGES == 1 ? 1 : STAGES - 1); ++i) start(i);
 
     for (int h = 0; h < group; ++h) {
         const int head = qk_head * group + h;
         const long long square = (long long)chunk * p.value_heads + head;
         __syncthreads();
-        for (int i = threadIdx.x; i < COEFFICIENTS * CHUNK; i += THREADS)
+        for (int i = threadIdx.x; i < MOST * CHUNK; i += THREADS)
             s.coefficients[i / CHUNK][i % CHUNK] = p.coefficients[square * COEFFICIENTS * CHUNK + i];
         load_scales(p, s, square);
         __syncthreads();
@@ -356,7 +354,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
 
         // dP E, dL E, and M, which needs them without E.
         float row_sums[2] = {0.0f, 0.0f}, overlap_dots[2] = {0.0f, 0.0f}, column_sums[J_PART / 8][2];
-        const float beta[2] = {s.coefficients[BETA][rows[0]], s.coefficients[BETA][rows[1]]};
 #pragma unroll
         for (int n = 0; n < J_PART / 8; ++n) {
             column_sums[n][0] = column_sums[n][1] = 0.0f;
@@ -370,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                     const int j = first_j + e;
                     const float between = (s.coefficients[LOG_DECAY][i] - s.coefficients[LOG_DECAY][j]) +
                                           (s.coefficients[LOG_DECAY_2][i] - s.coefficients[LOG_DECAY_2][j]);
-                    const float decay = i >= j ? expf(between) : 0.0f;
+                    const float decay = i >= j ? exponential(between) : 0.0f;
                     float& d_score = dp[n][2 * half + e];
                     float& d_lower = dl[n][2 * half + e];
                     d_score *= s.most[D_OUTPUT] * s.most[WRITES];
@@ -378,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                     if (i > j) {
                         const float with_overlap = d_lower * (e == 0 ? overlap.x : overlap.y);
                         const float with_score = d_score * (e == 0 ? score.x : score.y) * s.coefficients[QUERY][i];
-                        const float both = with_score + with_overlap * beta[half];
+                        const float both = with_score + with_overlap * s.coefficients[BETA][rows[half]];
                         overlap_dots[half] += with_overlap;
                         row_sums[half] += both;
                         column_sums[n][e] += both;
@@ -423,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                     largest[0] = fmaxf(largest[0], of_score * key);
                     largest[1] = fmaxf(largest[1], of_lower * key);
                     largest[2] = fmaxf(largest[2], of_score * fabsf(s.coefficients[QUERY][rows[e / 2]]));
-                    largest[3] = fmaxf(largest[3], of_lower * fabsf(beta[e / 2]) * s.coefficients[KEY][rows[e / 2]]);
+                    largest[3] = fmaxf(largest[3], of_lower * fabsf(s.coefficients[BETA][rows[e / 2]]) * s.coefficients[KEY][rows[e / 2]]);
                 }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -455,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                         for (int e = 0; e < 2; ++e) {
                             const float key = s.coefficients[KEY][j + e];
                             of_score[e] = transposed ? s.coefficients[QUERY][i] : key;
-                            of_lower[e] = transposed ? beta[half] * s.coefficients[KEY][i] : key;
+                            of_lower[e] = transposed ? s.coefficients[BETA][rows[half]] * s.coefficients[KEY][i] : key;
                             of_score[e] *= dp[n][2 * half + e] * s.scale[2 * transposed].factor;
                             of_lower[e] *= dl[n][2 * half + e] * s.scale[2 * transposed + 1].factor;
                         }
@@ -478,7 +475,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                     const Left left = load_left(d_lower + at.first_row * SQUARE_PITCH + 16 * c, SQUARE_PITCH);
                     product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
                 }
-                const float weight[2] = {beta[0] * s.scale[1].inverse, beta[1] * s.scale[1].inverse};
+                const float weight[2] = {s.coefficients[BETA][rows[0]] * s.scale[1].inverse, s.coefficients[BETA][rows[1]] * s.scale[1].inverse};
                 add_rows(dk, product, weight);
             } else {
                 clear(product);

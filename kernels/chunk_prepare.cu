@@ -115,7 +115,7 @@ __device__ void prepare_gates(const ChunkParams& p, Gates& gates, int token, int
 
 // e^{G_i - G_j}
 __device__ __forceinline__ float decay_between(const Gates& gates, int i, int j) {
-    return expf((gates.log_decay[0][i] - gates.log_decay[0][j]) + (gates.log_decay[1][i] - gates.log_decay[1][j]));
+    return exponential((gates.log_decay[0][i] - gates.log_decay[0][j]) + (gates.log_decay[1][i] - gates.log_decay[1][j]));
 }
 
 // Column `lane` of (I + block)^-1 for a strictly lower triangular block.
@@ -207,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
     clear(qk);
 #pragma unroll 2
     for (int c = 0; c < KD; c += 16) {
-        product_nt(kk, load_left(keys + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH);
-        product_nt(qk, load_left(queries + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH);
+        product_nt(kk, load_left(keys + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH, 0, warp + 1);
+        product_nt(qk, load_left(queries + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH, 0, warp + 1);
     }
 
     for (int h = 0; h < p.heads_per_block; ++h) {
@@ -217,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
+            if (n / 2 > warp) break; // nobody reads the blocks above the diagonal
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int i = 16 * warp + row + 8 * half, j = 8 * n + 2 * quad;
@@ -235,7 +236,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
                 store_pair(lower + at, overlap[0], overlap[1]);
                 if (n / 2 == warp)
                     *(float2*)(s.diagonal[warp] + (i % 16) * BLOCK_PITCH + j % 16) = make_float2(overlap[0], overlap[1]);
-                if (n / 2 > warp) store_pair(inverse + at, 0.0f, 0.0f);
             }
         }
         __syncwarp();
@@ -246,17 +246,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
             for (int i = 0; i < 16; ++i)
                 inverse[(16 * warp + i) * SQUARE_PITCH + 16 * warp + lane] = to_operand(x[i]);
         }
-        for (int i = threadIdx.x; i < CHUNK; i += THREADS) {
-            float* to = p.coefficients + square * COEFFICIENTS * CHUNK + i;
-            const float decay = expf(gates.log_decay[0][i] + gates.log_decay[1][i]);
-            to[BETA * CHUNK] = gates.beta[i];
-            to[READ * CHUNK] = gates.beta[i] * decay * s.key[i];
-            to[DECAY * CHUNK] = decay;
-            to[QUERY * CHUNK] = s.query[i];
-            to[WRITE * CHUNK] = decay_between(gates, CHUNK - 1, i) * s.key[i];
-            to[KEY * CHUNK] = s.key[i];
-            to[LOG_DECAY * CHUNK] = gates.log_decay[0][i];
-            to[LOG_DECAY_2 * CHUNK] = gates.log_decay[1][i];
+        if (warp == 0) {
+            float* to = p.coefficients + square * COEFFICIENTS * CHUNK;
+            float most[WRITE + 1] = {};
+#pragma unroll
+            for (int i = lane; i < CHUNK; i += 32) {
+                const float decay = expf(gates.log_decay[0][i] + gates.log_decay[1][i]);
+                const float values[MOST] = {gates.beta[i],
+                                            gates.beta[i] * decay * s.key[i],
+                                            decay,
+                                            s.query[i],
+                                            decay_between(gates, CHUNK - 1, i) * s.key[i],
+                                            s.key[i],
+                                            gates.log_decay[0][i],
+                                            gates.log_decay[1][i]};
+#pragma unroll
+                for (int row = 0; row < MOST; ++row) to[row * CHUNK + i] = values[row];
+#pragma unroll
+                for (int row = 0; row <= WRITE; ++row) most[row] = fmaxf(most[row], fabsf(values[row]));
+            }
+#pragma unroll
+            for (int row = 0; row <= WRITE; ++row) {
+                const float largest = warp_max(most[row]);
+                if (lane == 0) to[MOST * CHUNK + row] = largest;
+            }
         }
         __syncthreads();
         invert_column(lower, inverse, warp);

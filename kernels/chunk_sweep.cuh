@@ -1,21 +1,26 @@
 // What the forward and the backward sweep over the chunks of a sequence share.
 //
-// A block takes one sequence, one value head and 16 PAIRS columns of V; each pair of warps 16 of these. Columns of the
-// state are independent of each other, so a pair runs the whole recurrence for its columns without asking any other. Its
-// part of S^T (16 x K) stays in registers as accumulators, whose layout is that of the left operand of the next product;
-// each warp of the pair holds one half of K. What is indexed by tokens belongs to the warps by halves of the chunk.
-// Sums over K are exchanged, and so are the left operands of the products over tokens: three times a chunk.
+// A block takes one sequence, one value head and 16 GROUPS columns of V; each group of SPLIT warps 16 of these. Columns of
+// the state are independent of each other, so a group runs the whole recurrence for its columns without asking any other.
+// Its part of S^T (16 x K) stays in registers as accumulators, whose layout is that of the left operand of the next
+// product.
+//
+// SPLIT = 1: one warp does all, which wastes nothing when the card is full.
+// SPLIT = 2: a chunk takes less time. Each warp of the pair holds one half of K; what is indexed by tokens belongs to them
+// by halves of the chunk. Sums over K are exchanged, and so are the left operands of the products over tokens, three times
+// a chunk. The sums then have another order, so SPLIT may depend on sizes of the model, never on the batch.
+//
 // The block shares the tiles of the keys, the queries, T and the scores, copied ahead into shared memory.
 #pragma once
 #include "chunk.cuh"
 
-constexpr int THREADS = 64 * PAIRS;
-constexpr int COLUMNS = 16 * PAIRS;
-constexpr int K_HALF = KD / 2, C_HALF = CHUNK / 2;
-constexpr int STEPS = C_HALF / 16; // left operands of half a chunk
-typedef float OwnTokens[C_HALF / 8][4]; // 16 columns of V, half of the chunk
-typedef float AllTokens[CHUNK / 8][4];
-typedef float OwnState[K_HALF / 8][4];  // 16 columns of V, half of K
+static_assert(SPLIT == 1 || SPLIT == 2, "a group has one or two warps");
+constexpr int THREADS = 32 * SPLIT * GROUPS;
+constexpr int COLUMNS = 16 * GROUPS;
+constexpr int K_PART = KD / SPLIT, C_PART = CHUNK / SPLIT; // of a warp
+constexpr int STEPS = C_PART / 16; // left operands of a warp's tokens
+typedef float OwnTokens[C_PART / 8][4]; // 16 columns of V, the warp's tokens
+typedef float OwnState[K_PART / 8][4];  // 16 columns of V, the warp's part of K
 // A warp turns its results around where its values were, or beside all values where an operand is wider than a value.
 constexpr int TURN_BYTES = (int)sizeof(INPUT) > OPERAND_BYTES ? (int)sizeof(INPUT) : OPERAND_BYTES; // an element
 constexpr int TURN_AT = (int)sizeof(INPUT) < OPERAND_BYTES ? COLUMNS * (int)sizeof(INPUT) : 0;
@@ -121,9 +126,9 @@ template <bool Queries> struct Pipeline {
         }
 #endif
         // Rows of a tensor that is not ours to arrange.
-        const long long pitch = (long long)p.value_heads * VD;
-        const INPUT* values = source + token_of(turn) * pitch + head * VD + first_column;
-        copy_rows<THREADS>(to.values, VALUE_PITCH, values, pitch * sizeof(INPUT), CHUNK, COLUMNS * (int)sizeof(INPUT),
+        const int pitch = p.value_heads * VD;
+        const INPUT* values = source + (long long)token_of(turn) * pitch + head * VD + first_column;
+        copy_rows<THREADS>(to.values, VALUE_PITCH, values, pitch * (int)sizeof(INPUT), CHUNK, COLUMNS * (int)sizeof(INPUT),
                            length_of(turn));
         copy_async_commit();
     }
@@ -148,84 +153,122 @@ template <bool Queries> struct Pipeline {
 
 struct Place {
     int lane, row, quad;
-    int pair, half;
-    int first_token; // of the warp's half of the chunk
-    int first_k;     // of its half of K
+    int group, half; // half 0 where a group has one warp
+    int first_token; // of the warp's part of the chunk
+    int first_k;     // of its part of K
 };
 __device__ __forceinline__ Place place_of_warp() {
     Place at;
     at.lane = threadIdx.x & 31;
     at.row = at.lane / 4;
     at.quad = at.lane % 4;
-    at.pair = threadIdx.x / 64;
-    at.half = threadIdx.x / 32 % 2;
-    at.first_token = at.half * C_HALF;
-    at.first_k = at.half * K_HALF;
+    at.group = threadIdx.x / (32 * SPLIT);
+    at.half = threadIdx.x / 32 % SPLIT;
+    at.first_token = at.half * C_PART;
+    at.first_k = at.half * K_PART;
     return at;
 }
 
-// Waits for the other warp of the pair.
-__device__ __forceinline__ void pair_sync(const Place& at) {
-    asm volatile("bar.sync %0, 64;" ::"r"(at.pair + 1) : "memory");
+// Waits for the other warp of the group.
+__device__ __forceinline__ void group_sync(const Place& at) {
+    if (SPLIT == 2) asm volatile("bar.sync %0, 64;" ::"r"(at.group + 1) : "memory");
 }
 
-// Left operands of half a chunk as they pass from one warp to the other, each thread's to the thread of the same lane.
+// Left operands of a warp's tokens, all with one scale.
 struct Operands {
-    Left left[STEPS][32];
-    float inverse; // of their scale
-};
-__device__ __forceinline__ void give(Operands& to, const OwnTokens& tiles, float unit, float inverse, const Place& at) {
-#pragma unroll
-    for (int c = 0; c < STEPS; ++c) to.left[c][at.lane] = make_left(tiles[2 * c], tiles[2 * c + 1], unit);
-    if (at.lane == 0) to.inverse = inverse;
-}
-// One of them, brought to `scale`.
-__device__ __forceinline__ Left take(const Operands& from, int c, Scale scale, const Place& at) {
-    Left left = from.left[c][at.lane];
-    scale_left(left, scale.factor * from.inverse);
-    return left;
-}
-__device__ __forceinline__ Scale scale_of(const Operands& operands) {
+    Left left[STEPS];
     Scale scale;
-    scale.inverse = operands.inverse;
-    scale.factor = inverse_of(operands.inverse);
-    return scale;
-}
-
-// Sums over one half of K each: a warp keeps its own tokens and gives the other's away.
-struct Sums {
-    float4 tiles[C_HALF / 8][32];
 };
-__device__ __forceinline__ void give_sums(Sums& to, const AllTokens& all, float factor, const Place& at) {
+__device__ __forceinline__ Operands operands_of(const OwnTokens& tiles, float unit, Scale scale) {
+    Operands operands;
 #pragma unroll
-    for (int n = 0; n < C_HALF / 8; ++n) {
-        float other[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) other[e] = (at.half ? all[n][e] : all[n + C_HALF / 8][e]) * factor;
-        to.tiles[n][at.lane] = make_float4(other[0], other[1], other[2], other[3]);
-    }
+    for (int c = 0; c < STEPS; ++c) operands.left[c] = make_left(tiles[2 * c], tiles[2 * c + 1], unit);
+    operands.scale = scale;
+    return operands;
 }
-__device__ __forceinline__ void take_sums(OwnTokens& own, const AllTokens& all, float factor, const Sums& from,
-                                          const Place& at) {
+__device__ __forceinline__ void bring_to(Operands& operands, Scale scale) {
 #pragma unroll
-    for (int n = 0; n < C_HALF / 8; ++n) {
-        const float4 other = from.tiles[n][at.lane];
-        own[n][0] = (at.half ? all[n + C_HALF / 8][0] : all[n][0]) * factor + other.x;
-        own[n][1] = (at.half ? all[n + C_HALF / 8][1] : all[n][1]) * factor + other.y;
-        own[n][2] = (at.half ? all[n + C_HALF / 8][2] : all[n][2]) * factor + other.z;
-        own[n][3] = (at.half ? all[n + C_HALF / 8][3] : all[n][3]) * factor + other.w;
-    }
+    for (int c = 0; c < STEPS; ++c) scale_left(operands.left[c], scale.factor * operands.scale.inverse);
+    operands.scale = scale;
 }
 
-// The pair's columns of the warp's tokens of v or do, transposed: rows are columns of V, columns are tokens.
+// The same on their way to the other warp, each thread's to the thread of the same lane.
+struct Passed {
+    Left left[STEPS][32];
+    Scale scale;
+};
+__device__ __forceinline__ void pass(Passed& to, const Operands& operands, const Place& at) {
+#pragma unroll
+    for (int c = 0; c < STEPS; ++c) to.left[c][at.lane] = operands.left[c];
+    if (at.lane == 0) to.scale = operands.scale;
+}
+__device__ __forceinline__ Operands take(const Passed& from, const Place& at) {
+    Operands operands;
+#pragma unroll
+    for (int c = 0; c < STEPS; ++c) operands.left[c] = from.left[c][at.lane];
+    operands.scale = from.scale;
+    return operands;
+}
+
+// Products of the state with the tokens' rows of a tile, over the warp's part of K: for its own tokens, and for those of
+// the other warp, which get them.
+struct Sums {
+    float4 tiles[C_PART / 8][32];
+};
+__device__ __forceinline__ void product_with_tokens(OwnTokens& own, Sums& others, const OwnState& state,
+                                                    const operand* tile, float factor, const Place& at) {
+    OwnTokens other;
+    clear(own);
+    clear(other);
+    const operand* from = tile + at.first_k;
+#pragma unroll
+    for (int c = 0; c < K_PART / 16; ++c) {
+        const Left left = make_left(state[2 * c], state[2 * c + 1], 1.0f);
+        product_nt(own, left, from + at.first_token * ROW_PITCH + 16 * c, ROW_PITCH);
+        if (SPLIT == 2) product_nt(other, left, from + (C_PART - at.first_token) * ROW_PITCH + 16 * c, ROW_PITCH);
+    }
+    if (SPLIT == 2) {
+#pragma unroll
+        for (int n = 0; n < C_PART / 8; ++n)
+            others.tiles[n][at.lane] =
+                make_float4(other[n][0] * factor, other[n][1] * factor, other[n][2] * factor, other[n][3] * factor);
+    }
+}
+// Returns the units that the sums are in afterwards: those of the state where nothing was added.
+__device__ __forceinline__ float add_sums(OwnTokens& own, float factor, const Sums& from, const Place& at) {
+#pragma unroll
+    for (int n = 0; n < (SPLIT == 2 ? C_PART / 8 : 0); ++n) {
+        const float4 other = from.tiles[n][at.lane];
+        own[n][0] = fmaf(own[n][0], factor, other.x);
+        own[n][1] = fmaf(own[n][1], factor, other.y);
+        own[n][2] = fmaf(own[n][2], factor, other.z);
+        own[n][3] = fmaf(own[n][3], factor, other.w);
+    }
+    return SPLIT == 2 ? 1.0f : factor;
+}
+
+// state += (left operands)^T times the rows of a tile from token `first` on, over the warp's part of K.
+__device__ __forceinline__ void add_to_state(OwnState& state, const Operands& operands, const operand* tile, int first,
+                                             const Place& at) {
+#pragma unroll
+    for (int c = 0; c < STEPS; ++c)
+        product_nn(state, operands.left[c], tile + (first + 16 * c) * ROW_PITCH + at.first_k, ROW_PITCH);
+}
+
+// A scale for each half where there is one warp for both.
+__device__ __forceinline__ void keep_scale(float* to, long long part, float inverse, const Place& at) {
+    if (at.lane < 2 / SPLIT) to[2 * part + at.half + at.lane] = inverse;
+}
+
+// The group's columns of the warp's tokens of v or do, transposed: rows are columns of V, columns are tokens.
 __device__ __forceinline__ void load_values(OwnTokens& tiles, const u8* values, const Place& at) {
-    const u8* from = values + at.first_token * VALUE_PITCH + 16 * at.pair * (int)sizeof(INPUT);
+    const u8* from = values + at.first_token * VALUE_PITCH + 16 * at.group * (int)sizeof(INPUT);
     if constexpr (sizeof(INPUT) == 2) {
         // Two matrices of 8 tokens times 8 columns for each tile, two tiles at once.
         const u32 address =
             shared_address(from) + ((at.lane & 7) + (at.lane >> 4) * 8) * VALUE_PITCH + ((at.lane >> 3) & 1) * 16;
 #pragma unroll
-        for (int n = 0; n < C_HALF / 8; n += 2) {
+        for (int n = 0; n < C_PART / 8; n += 2) {
             u32 pairs[4];
             load_matrices_transposed(pairs, address + 8 * n * VALUE_PITCH);
 #pragma unroll
@@ -238,7 +281,7 @@ __device__ __forceinline__ void load_values(OwnTokens& tiles, const u8* values, 
     } else {
         constexpr int PITCH = VALUE_PITCH / (int)sizeof(INPUT);
 #pragma unroll
-        for (int n = 0; n < C_HALF / 8; ++n)
+        for (int n = 0; n < C_PART / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 tiles[n][e] = to_float(
@@ -253,23 +296,23 @@ struct Operand {
 };
 __device__ __forceinline__ void round_to(Operand& to, float x) { to.x = to_operand(x); }
 
-// Writes the pair's 16 columns and the warp's tokens of a (tokens, V) tensor. Row `token` of the chunk begins at
+// Writes the group's 16 columns and the warp's tokens of a (tokens, V) tensor. Row `token` of the chunk begins at
 // to + token * pitch. Results are turned around in the place of the values that the warp has read.
 template <class T>
 __device__ __forceinline__ void store_columns(const OwnTokens& tiles, u8* values, T* to, long long pitch, int valid,
                                               const Place& at) {
     constexpr int SIZE = (int)sizeof(T), LANES = 16 * SIZE / 16;
-    u8* turn = values + at.first_token * VALUE_PITCH + TURN_AT + 16 * at.pair * TURN_BYTES;
+    u8* turn = values + at.first_token * VALUE_PITCH + TURN_AT + 16 * at.group * TURN_BYTES;
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < C_HALF / 8; ++n)
+    for (int n = 0; n < C_PART / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             round_to(*(T*)(turn + (8 * n + 2 * at.quad + e % 2) * VALUE_PITCH + (at.row + 8 * (e / 2)) * SIZE),
                      tiles[n][e]);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < C_HALF * LANES / 32; ++i) {
+    for (int i = 0; i < C_PART * LANES / 32; ++i) {
         const int token = (32 * i + at.lane) / LANES, part = (32 * i + at.lane) % LANES;
         const uint4 vector = *(const uint4*)(turn + token * VALUE_PITCH + 16 * part);
         if (at.first_token + token < valid)
@@ -281,7 +324,7 @@ __device__ __forceinline__ void store_columns(const OwnTokens& tiles, u8* values
 // Multiplies each column (token) of the tiles by weight[token] * factor.
 __device__ __forceinline__ void weight_tokens(OwnTokens& tiles, const float* weight, float factor, const Place& at) {
 #pragma unroll
-    for (int n = 0; n < C_HALF / 8; ++n) {
+    for (int n = 0; n < C_PART / 8; ++n) {
         float2 w = *(const float2*)(weight + at.first_token + 8 * n + 2 * at.quad);
         w.x *= factor;
         w.y *= factor;
@@ -290,17 +333,6 @@ __device__ __forceinline__ void weight_tokens(OwnTokens& tiles, const float* wei
         tiles[n][2] *= w.x;
         tiles[n][3] *= w.y;
     }
-}
-
-// The largest of a chunk's coefficients of one kind.
-__device__ __forceinline__ float largest_weight(const float* weight) {
-#if MODE == MODE_F16
-    float largest = fabsf(weight[threadIdx.x & 31]);
-    if (CHUNK > 32) largest = fmaxf(largest, fabsf(weight[32 + (threadIdx.x & 31)]));
-    return warp_max(largest);
-#else
-    return 0.0f;
-#endif
 }
 
 // What an update can add to the largest element of a state, over the largest of the left operand: the elements of K' and
@@ -330,7 +362,7 @@ __device__ __forceinline__ void load_state(OwnState& state, const float* from, c
     if (from == nullptr) return;
     from += place.first;
 #pragma unroll
-    for (int n = 0; n < K_HALF / 8; ++n, from += 8 * place.next_k)
+    for (int n = 0; n < K_PART / 8; ++n, from += 8 * place.next_k)
 #pragma unroll
         for (int e = 0; e < 4; ++e) state[n][e] = from[e % 2 * place.next_k + 8 * (e / 2) * place.next_v];
 }
@@ -339,7 +371,7 @@ __device__ __forceinline__ void store_state(const OwnState& state, float* to, co
     if (to == nullptr) return;
     to += place.first;
 #pragma unroll
-    for (int n = 0; n < K_HALF / 8; ++n, to += 8 * place.next_k)
+    for (int n = 0; n < K_PART / 8; ++n, to += 8 * place.next_k)
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[e % 2 * place.next_k + 8 * (e / 2) * place.next_v] = state[n][e] * factor;
 }
@@ -347,7 +379,7 @@ __device__ __forceinline__ void store_state(const OwnState& state, float* to, co
 // The warp's part of a state into the workspace, (V, K) operands.
 __device__ __forceinline__ void keep_state(const OwnState& state, operand* to, int first_column, const Place& at) {
 #pragma unroll
-    for (int n = 0; n < K_HALF / 8; ++n) {
+    for (int n = 0; n < K_PART / 8; ++n) {
         operand* first = to + (first_column + at.row) * KD + at.first_k + 8 * n + 2 * at.quad;
         store_pair(first, state[n][0], state[n][1]);
         store_pair(first + 8 * KD, state[n][2], state[n][3]);

@@ -39,6 +39,8 @@ impl Subject for Chunk {
                 .ok_or_else(|| Error::input("the backward needs 'do', the gradient of the output"))?;
             upload(&mut plan, "do", d_o)?;
             plan.upload("dht", d_final_state)?;
+            // As that of the peers, the backward begins with what a forward keeps, and computes the states again.
+            plan.forward()?;
         }
         Ok(Box::new(LoadedPlan { plan, pass }))
     }
@@ -56,7 +58,12 @@ impl Loaded for LoadedPlan {
 
     unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise is the one that the plan asks for.
-        unsafe { if self.pass == Pass::Bwd { self.plan.backward_on(stream) } else { self.plan.forward_on(stream) } }
+        unsafe {
+            match self.pass {
+                Pass::Bwd => self.plan.backward_after_forward_on(stream),
+                _ => self.plan.forward_on(stream),
+            }
+        }
     }
 
     fn read(&self, tensor: &str) -> Result<Values> {

@@ -83,7 +83,9 @@ impl Case {
     pub fn variant(&self) -> (Variant, usize) {
         let Self { precision: Precision { mode, input, .. }, dims: (key_dim, value_dim), heads, lengths, .. } = self;
         let sequences = lengths.iter().filter(|&&length| length > 0).count();
-        (Variant { mode: *mode, input: *input, key_dim: *key_dim, value_dim: *value_dim }, sequences * heads.1)
+        let value_heads = heads.1;
+        let variant = Variant { mode: *mode, input: *input, key_dim: *key_dim, value_dim: *value_dim, value_heads };
+        (variant, sequences * value_heads)
     }
 
     pub fn setup(&self, inputs: &Inputs) -> Setup {

@@ -11,18 +11,24 @@ use crate::{Error, Result};
 
 /// Lanes of a warp.
 const LANES: usize = 32;
-/// Columns of V that a pair of warps of a sweep takes.
-const PAIR_COLUMNS: usize = 16;
+/// Columns of V that a group of warps of a sweep takes.
+const GROUP_COLUMNS: usize = 16;
 /// Operands between two rows in shared memory (`PAD`).
 pub(super) const PAD: usize = 8;
 /// Numbers of a token in `coefficients` (`COEFFICIENTS`).
-pub(super) const COEFFICIENTS: usize = 8;
+pub(super) const COEFFICIENTS: usize = 9;
 /// Value heads of a block of the preparation, at the most (`MOST_HEADS`).
 const MOST_HEADS: usize = 4;
 /// No less than the static shared memory of the sweeps: barriers.
 const SWEEP_STATIC_BYTES: usize = 1024;
-/// Pairs of warps in a block of a sweep, the most first: as many as there are registers for.
-const PAIRS: [usize; 4] = [4, 3, 2, 1];
+/// Groups of warps in a block of a sweep, the most first: as many as there are registers for.
+const GROUPS: [usize; 5] = [8, 4, 3, 2, 1];
+/// Warps of a block of a sweep, at the most.
+const MOST_WARPS: usize = 8;
+/// Value heads from which one warp takes all of K: they fill the GPU well enough, even those of a single sequence.
+const MANY_VALUE_HEADS: usize = 24;
+/// Key dimensions from which two warps share K whatever the heads, since one has too few registers.
+const LARGE_KEY_DIM: usize = 192;
 /// Chunks of a sweep in shared memory at once, at the most.
 const MOST_STAGES: usize = 4;
 /// Columns of V in a block of the gradient's stream, and its stages, the best first.
@@ -39,6 +45,8 @@ pub struct Variant {
     pub key_dim: usize,
     /// `V` = d_v.
     pub value_dim: usize,
+    /// `HV`: of the model; how many sequences come with it must not matter.
+    pub value_heads: usize,
 }
 
 /// What a GPU has.
@@ -66,8 +74,8 @@ pub struct Config {
     pub variant: Variant,
     /// `C`: tokens of a chunk.
     pub chunk: usize,
-    /// Pairs of warps in a block of the sweeps, 16 columns of V each.
-    pub pairs: usize,
+    /// Groups of warps in a block of the sweeps, 16 columns of V each.
+    pub groups: usize,
     /// Chunks of a sweep that are in shared memory at once.
     pub stages: usize,
     /// The gradient of one chunk; `None` where no tile of it fits into the GPU's shared memory.
@@ -103,6 +111,11 @@ impl Variant {
         if self.mode.operand_bytes() == 2 && self.key_dim <= 128 { 64 } else { 32 }
     }
 
+    /// `SPLIT`: warps of a group of the sweeps. With two, a chunk takes less time, and all of them together more.
+    pub fn split(&self) -> usize {
+        if self.value_heads >= MANY_VALUE_HEADS && self.key_dim < LARGE_KEY_DIM { 1 } else { 2 }
+    }
+
     /// The name of the input format in CUDA.
     fn input_in_cuda(&self) -> Result<&'static str> {
         match self.input {
@@ -131,14 +144,15 @@ impl Config {
     /// [`Error::Input`] where there is no kernel for `variant`, [`Error::Gpu`] where `card` has too little shared memory.
     pub fn new(variant: Variant, heads: usize, card: &Card) -> Result<Self> {
         variant.validate()?;
-        let mut config = Self { variant, chunk: variant.chunk(), pairs: 1, stages: 1, gradient: None };
+        let mut config = Self { variant, chunk: variant.chunk(), groups: 1, stages: 1, gradient: None };
         let fits = |config: &Self| config.sweep_bytes(true) + SWEEP_STATIC_BYTES <= card.shared_bytes_per_block;
         // Large blocks share what they read; more of them than half of the multiprocessors run side by side.
         let enough = |config: &Self| heads.saturating_mul(config.sweep_blocks()) >= card.multiprocessors / 2;
-        let mut blocks = PAIRS
+        let mut blocks = GROUPS
             .into_iter()
-            .filter(|pairs| variant.value_dim.is_multiple_of(PAIR_COLUMNS * pairs))
-            .map(|pairs| Self { pairs, ..config })
+            .filter(|groups| groups * variant.split() <= MOST_WARPS)
+            .filter(|groups| variant.value_dim.is_multiple_of(GROUP_COLUMNS * groups))
+            .map(|groups| Self { groups, ..config })
             .filter(fits);
         config = blocks
             .clone()
@@ -201,40 +215,42 @@ impl Config {
 
     /// Threads of a block of the sweeps.
     pub fn sweep_threads(&self) -> usize {
-        2 * LANES * self.pairs
+        LANES * self.variant.split() * self.groups
     }
 
     /// Blocks of a head of the sweeps.
     pub fn sweep_blocks(&self) -> usize {
-        self.variant.value_dim / (PAIR_COLUMNS * self.pairs)
+        self.variant.value_dim / (GROUP_COLUMNS * self.groups)
     }
 
     /// Dynamic shared memory of a sweep, with or without tiles of Q' and the scores, in bytes.
     pub fn sweep_bytes(&self, queries: bool) -> usize {
         let (operand, input) = (self.operand_bytes(), self.variant.input.bytes());
-        let columns = PAIR_COLUMNS * self.pairs;
+        let columns = GROUP_COLUMNS * self.groups;
         // Results are turned around in place of the values, or beside them where an operand is wider.
         let beside = if input < operand { columns * input } else { 0 };
         let value_pitch = beside + columns * input.max(operand) + 16;
         let tiles = self.chunk * (self.row_pitch() + self.square_pitch()) * operand;
         let kinds = if queries { 2 } else { 1 };
         let stage = kinds * tiles + COEFFICIENTS * self.chunk * size_of::<f32>() + self.chunk * value_pitch;
-        self.pairs * self.exchange_bytes() + self.stages * stage
+        self.groups * self.exchange_bytes() + self.stages * stage
     }
 
-    /// No less than what the warps of a pair exchange in a sweep (`Exchange`), in bytes: sums of 16 columns by the tokens
-    /// of the chunk, and seven sets of left operands (`Left`) of half the chunk, each with a scale.
+    /// No less than what the two warps of a group exchange in a sweep (`Exchange`), in bytes: sums of 16 columns by the
+    /// tokens of the chunk, and seven sets of left operands (`Left`) of half the chunk, each with a scale.
     fn exchange_bytes(&self) -> usize {
-        let sums = PAIR_COLUMNS * self.chunk * size_of::<f32>();
+        if self.variant.split() == 1 {
+            return 0;
+        }
+        let sums = GROUP_COLUMNS * self.chunk * size_of::<f32>();
         let left = 8 * self.operand_bytes();
         let operands = self.chunk / 32 * LANES * left + 16;
         sums + 7 * operands
     }
 
-    /// Warps that share the columns of K in the gradient: fewer where wide inputs take more registers.
+    /// Warps that share the columns of K in the gradient.
     fn column_warps(&self) -> usize {
-        let wide = self.variant.input.bytes() > self.operand_bytes() && self.chunk == 64;
-        if self.variant.key_dim.is_multiple_of(64) && !wide { 4 } else { 2 }
+        if self.chunk == 32 && self.variant.key_dim.is_multiple_of(64) { 4 } else { 2 }
     }
 
     /// Threads of a block of the gradient.
@@ -253,9 +269,9 @@ impl Config {
         resident + tile.stages * squares.max(product)
     }
 
-    /// No less than the static shared memory of the gradient, in bytes: 40 numbers for each token, and some for each warp.
+    /// No less than the static shared memory of the gradient, in bytes: 40 numbers for each token, and some for each tile of V.
     fn gradient_static_bytes(&self) -> usize {
-        1024 + size_of::<f32>() * (40 * self.chunk + 300)
+        1024 + size_of::<f32>() * (40 * self.chunk + 700)
     }
 
     /// The preparation, one specialisation of its file; likewise the others.
@@ -263,14 +279,18 @@ impl Config {
         self.build("chunk_prepare", &[])
     }
 
+    fn sweep_defines(&self) -> [(&'static str, usize); 3] {
+        [("SPLIT", self.variant.split()), ("GROUPS", self.groups), ("STAGES", self.stages)]
+    }
+
     /// `chunk_forward` and `chunk_states`.
     pub fn forward(&self) -> Result<Build> {
-        self.build("chunk_forward", &[("PAIRS", self.pairs), ("STAGES", self.stages)])
+        self.build("chunk_forward", &self.sweep_defines())
     }
 
     /// `chunk_backward`.
     pub fn backward(&self) -> Result<Build> {
-        self.build("chunk_backward", &[("PAIRS", self.pairs), ("STAGES", self.stages)])
+        self.build("chunk_backward", &self.sweep_defines())
     }
 
     /// `chunk_gradient`.
@@ -295,7 +315,7 @@ impl Config {
 }
 
 fn too_little(what: &str, config: &Config, card: &Card, needed: impl Fn(&Config) -> usize) -> Error {
-    let Variant { mode, input, key_dim, value_dim } = config.variant;
+    let Variant { mode, input, key_dim, value_dim, .. } = config.variant;
     Error::gpu(format!(
         "chunk: {what} of K = {key_dim}, V = {value_dim} in mode {mode} with {input} inputs needs {} bytes of shared \
          memory in a block, and this GPU has {}: use smaller heads or a mode of 16 bits",

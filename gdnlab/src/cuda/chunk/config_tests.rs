@@ -6,7 +6,7 @@ const GB10: Card = Card { multiprocessors: 48, shared_bytes_per_block: 99 << 10 
 const MANY: usize = 1 << 20;
 
 fn variant(mode: Mode, input: Format, key_dim: usize, value_dim: usize) -> Variant {
-    Variant { mode, input, key_dim, value_dim }
+    Variant { mode, input, key_dim, value_dim, value_heads: 8 }
 }
 
 /// Every variant that there is.
@@ -17,6 +17,7 @@ fn variants() -> impl Iterator<Item = Variant> {
         inputs
             .into_iter()
             .flat_map(move |input| dims().map(move |(key_dim, value_dim)| variant(mode, input, key_dim, value_dim)))
+            .flat_map(|variant| [8, 64].map(|value_heads| Variant { value_heads, ..variant }))
     })
 }
 
@@ -42,7 +43,7 @@ fn every_variant_fits_every_card_and_divides_into_blocks() {
         for card in [H200, A100, GB10] {
             for heads in [0, 1, MANY] {
                 let config = Config::new(variant, heads, &card).unwrap();
-                assert_eq!(variant.value_dim, config.sweep_blocks() * PAIR_COLUMNS * config.pairs, "{config:?}");
+                assert_eq!(variant.value_dim, config.sweep_blocks() * GROUP_COLUMNS * config.groups, "{config:?}");
                 let fits = |bytes: usize, what: &str| {
                     assert!(bytes <= card.shared_bytes_per_block, "{what}: {config:?} on {card:?}: {bytes}");
                 };
@@ -79,14 +80,24 @@ fn the_backward_is_missing_only_where_it_does_not_fit() {
 #[test]
 fn few_heads_are_spread_over_more_blocks() {
     let variant = variant(Mode::F16Internals, Format::Bf16, 128, 128);
-    let pairs = |heads| Config::new(variant, heads, &H200).unwrap().pairs;
-    assert_eq!((pairs(1), pairs(16), pairs(17), pairs(32), pairs(33), pairs(MANY)), (1, 1, 2, 2, 4, 4));
-    let pairs = |value_dim, heads| {
-        let variant = Variant { value_dim, ..variant };
-        Config::new(variant, heads, &H200).unwrap().pairs
+    let groups = |heads| Config::new(variant, heads, &H200).unwrap().groups;
+    assert_eq!([1, 16, 17, 32, 33, MANY].map(groups), [1, 1, 2, 2, 4, 4]);
+    let many = Variant { value_heads: 64, ..variant };
+    let groups = |heads| Config::new(many, heads, &H200).unwrap().groups;
+    assert_eq!([1, 16, 17, 32, 33, 65, 66, MANY].map(groups), [1, 1, 2, 2, 4, 4, 8, 8]);
+    let groups = |value_dim, heads| Config::new(Variant { value_dim, ..variant }, heads, &H200).unwrap().groups;
+    assert_eq!(HEAD_DIMS.map(|dim| groups(dim, MANY)), [2, 4, 3, 4, 4, 4]);
+    assert_eq!(HEAD_DIMS.map(|dim| groups(dim, 1)), [1; 6]);
+}
+
+/// The order of sums depends on it, so the batch must not decide.
+#[test]
+fn the_split_follows_from_the_model_alone() {
+    let split = |value_heads, key_dim| {
+        Variant { value_heads, ..variant(Mode::F16Internals, Format::Bf16, key_dim, 128) }.split()
     };
-    assert_eq!(HEAD_DIMS.map(|dim| pairs(dim, MANY)), [2, 4, 3, 4, 4, 4]);
-    assert_eq!(HEAD_DIMS.map(|dim| pairs(dim, 1)), [1; 6]);
+    assert_eq!([1, 16, 24, 64].map(|heads| split(heads, 128)), [2, 2, 1, 1]);
+    assert_eq!([96, 128, 192, 256].map(|key_dim| split(64, key_dim)), [1, 1, 2, 2]);
 }
 
 #[test]
@@ -94,13 +105,13 @@ fn sizes_are_those_that_ran_on_an_h200() {
     let bytes = |mode, input, key_dim, value_dim| {
         let config = Config::new(variant(mode, input, key_dim, value_dim), MANY, &H200).unwrap();
         let tile = config.gradient.unwrap();
-        (config.pairs, config.stages, config.sweep_bytes(true), tile, config.gradient_bytes(tile))
+        (config.groups, config.stages, config.sweep_bytes(true), tile, config.gradient_bytes(tile))
     };
     let tile = |v_block, stages| GradientTile { v_block, stages };
-    assert_eq!(bytes(Mode::F16Internals, Format::Bf16, 128, 128), (4, 2, 174_528, tile(128, 2), 192_512));
-    assert_eq!(bytes(Mode::Fp32, Format::F32, 128, 128), (4, 3, 201_664, tile(128, 2), 219_136));
-    assert_eq!(bytes(Mode::Fp32, Format::F32, 256, 256), (4, 2, 212_416, tile(32, 3), 194_560));
-    assert_eq!(bytes(Mode::Tf32, Format::F32, 192, 192), (4, 2, 179_648, tile(64, 2), 182_272));
+    assert_eq!(bytes(Mode::F16Internals, Format::Bf16, 128, 128), (4, 2, 175_040, tile(128, 2), 192_512));
+    assert_eq!(bytes(Mode::Fp32, Format::F32, 128, 128), (4, 3, 202_048, tile(128, 2), 219_136));
+    assert_eq!(bytes(Mode::Fp32, Format::F32, 256, 256), (4, 2, 212_672, tile(32, 3), 194_560));
+    assert_eq!(bytes(Mode::Tf32, Format::F32, 192, 192), (4, 2, 179_904, tile(64, 2), 182_272));
 }
 
 #[test]
@@ -128,7 +139,7 @@ fn a_specialisation_says_all_that_changes_its_code() {
     let names: Vec<String> = config.builds().unwrap().iter().map(ToString::to_string).collect();
     let common = "MODE=2 INPUT=float KD=96 VD=64 CHUNK=32";
     assert_eq!(names[0], format!("chunk_prepare.cu {common}"));
-    assert_eq!(names[1], format!("chunk_forward.cu {common} PAIRS=4 STAGES=4"));
-    assert_eq!(names[2], format!("chunk_backward.cu {common} PAIRS=4 STAGES=4"));
+    assert_eq!(names[1], format!("chunk_forward.cu {common} SPLIT=2 GROUPS=4 STAGES=4"));
+    assert_eq!(names[2], format!("chunk_backward.cu {common} SPLIT=2 GROUPS=4 STAGES=4"));
     assert_eq!(names[3], format!("chunk_gradient.cu {common} V_BLOCK=64 STAGES=2"));
 }

@@ -25,17 +25,22 @@ pub(super) struct Launches {
     pub forward: Vec<Step>,
     /// Empty where no backward is wanted.
     pub backward: Vec<Step>,
+    /// Value heads that a block of the preparation takes.
+    pub heads_per_block: usize,
     /// Parts of the token axis that the gradients of raw gates are summed over.
     pub gate_parts: usize,
 }
 
 impl Launches {
+    /// Steps of the forward and of the backward that neither reads values nor states.
+    pub const PREPARATION: usize = 1;
+
     /// Compiles the kernels of the passes that `setup` asks for.
     pub fn new(gpu: &Gpu, config: &Config, setup: &Setup, chunks: usize) -> Result<Self> {
         let shape = &setup.shape;
         let card = Card::from(gpu);
-        let heads = config.heads_per_block(chunks, shape.qk_heads, shape.group(), &card);
-        let prepare_blocks = [chunks, shape.qk_heads * (shape.group() / heads), 1];
+        let heads_per_block = config.heads_per_block(chunks, shape.qk_heads, shape.group(), &card);
+        let prepare_blocks = [chunks, shape.qk_heads * (shape.group() / heads_per_block), 1];
         let prepare = grid(prepare_blocks, config.prepare_threads(), config.prepare_bytes())?;
         let blocks = [config.sweep_blocks(), shape.value_heads, setup.sequences.len()];
         let sweep = |queries| grid(blocks, config.sweep_threads(), config.sweep_bytes(queries));
@@ -47,6 +52,7 @@ impl Launches {
                 Step::Chunk(forward.function("chunk_forward")?, sweep(true)?),
             ],
             backward: Vec::new(),
+            heads_per_block,
             gate_parts: setup.tokens().div_ceil(GATE_PART),
         };
         if setup.backward {

@@ -52,18 +52,19 @@ fn builds() -> Result<Vec<Build>> {
     let [ampere, hopper, small] = CARDS;
     let (few, many) = (1, 1 << 16);
     let cases = [
-        (F16Internals, Bf16, 128, 128, many, hopper),
-        (F16Internals, Bf16, 128, 128, few, small),
-        (F16Internals, F16, 256, 256, many, ampere),
-        (Mode::Bf16, F32, 32, 96, few, small),
-        (Mode::Bf16, Bf16, 128, 256, many, hopper),
-        (Tf32, F32, 256, 256, many, hopper),
-        (Tf32, Bf16, 96, 32, few, small),
-        (Fp32, F32, 256, 128, many, ampere),
+        (F16Internals, Bf16, 128, 128, 64, many, hopper),
+        (F16Internals, Bf16, 128, 128, 8, few, hopper),
+        (F16Internals, Bf16, 128, 128, 64, few, small),
+        (F16Internals, F16, 256, 256, 64, many, ampere),
+        (Mode::Bf16, F32, 32, 96, 8, few, small),
+        (Mode::Bf16, Bf16, 128, 256, 64, many, hopper),
+        (Tf32, F32, 256, 256, 8, many, hopper),
+        (Tf32, Bf16, 96, 32, 64, few, small),
+        (Fp32, F32, 256, 128, 64, many, ampere),
     ];
     let mut all = vec![launches::gates()?];
-    for (mode, input, key_dim, value_dim, heads, card) in cases {
-        let variant = Variant { mode, input, key_dim, value_dim };
+    for (mode, input, key_dim, value_dim, value_heads, heads, card) in cases {
+        let variant = Variant { mode, input, key_dim, value_dim, value_heads };
         let builds = Config::new(variant, heads, &card)?.builds()?;
         all.extend(builds);
     }

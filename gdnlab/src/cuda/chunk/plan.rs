@@ -60,9 +60,9 @@ pub struct Plan {
     outputs: Vec<DeviceTensor>,
     workspace: Workspace,
     /// First token and length of each chunk, first chunk of each sequence.
-    _table: [Buffer<i32>; 3],
+    table: [Buffer<i32>; 3],
     /// Sums of parts of the gradients of raw gates.
-    _partial: Option<Buffer<f64>>,
+    partial: Option<Buffer<f64>>,
     launches: Launches,
     params: ChunkParams,
     gate_params: GateParams,
@@ -76,8 +76,7 @@ impl Plan {
     /// memory of some kind, or the kernels cannot be had.
     pub fn new(gpu: &'static Gpu, setup: Setup) -> Result<Self> {
         setup.validate()?;
-        let card = Card::from(gpu);
-        let config = Config::new(setup.variant(), setup.heads(), &card)?;
+        let config = Config::new(setup.variant(), setup.heads(), &Card::from(gpu))?;
         let table = ChunkTable::new(&setup.sequences, config.chunk)?;
         let launches = Launches::new(gpu, &config, &setup, table.chunks())?;
         let new =
@@ -91,14 +90,14 @@ impl Plan {
             inputs: setup.input_tensors().into_iter().map(new).collect::<Result<_>>()?,
             outputs: setup.output_tensors().into_iter().map(new).collect::<Result<_>>()?,
             workspace: Workspace::new(gpu, &config, &shape, chunks, setup.backward)?,
-            _partial: if partial { Some(gpu.alloc(launches.gate_parts * 2 * shape.value_heads)?) } else { None },
-            _table: [gpu.upload(&table.first_token)?, gpu.upload(&table.length)?, gpu.upload(&table.sequence)?],
+            partial: if partial { Some(gpu.alloc(launches.gate_parts * 2 * shape.value_heads)?) } else { None },
+            table: [gpu.upload(&table.first_token)?, gpu.upload(&table.length)?, gpu.upload(&table.sequence)?],
             launches,
             params: ChunkParams::default(),
             gate_params: GateParams::default(),
             setup,
         };
-        plan.params = plan.chunk_params(chunks, &card)?;
+        plan.params = plan.chunk_params(chunks)?;
         plan.gate_params = plan.gate_params()?;
         // What was allocated on the GPU's stream may be used on another one from now on.
         gpu.synchronize()?;
@@ -194,9 +193,8 @@ impl Plan {
     /// Until the kernels have ended, or the last replay of a graph that holds them, the plan is neither dropped nor used on
     /// another stream, the GPU's own included.
     pub unsafe fn forward_on(&self, stream: &Stream) -> Result<()> {
-        let params = ChunkParams { overlaps: 0, ..self.params };
         // SAFETY: the promise of the caller.
-        self.launches.forward.iter().try_for_each(|step| unsafe { self.start(stream, step, &params) })
+        self.launches.forward.iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
     }
 
     /// Starts the backward on `stream`, such as the one of a graph that is being recorded.
@@ -207,11 +205,29 @@ impl Plan {
     /// # Safety
     /// As for [`Plan::forward_on`].
     pub unsafe fn backward_on(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: the promise of the caller.
+        self.backward_steps()?.iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
+    }
+
+    /// Starts the backward on `stream` after a forward of the same inputs: T, the scores and the cumulated gates are
+    /// those that the forward left, and only the states are computed again.
+    ///
+    /// # Errors
+    /// As [`Plan::backward`].
+    ///
+    /// # Safety
+    /// As for [`Plan::forward_on`].
+    pub unsafe fn backward_after_forward_on(&self, stream: &Stream) -> Result<()> {
+        let steps = self.backward_steps()?.iter().skip(Launches::PREPARATION);
+        // SAFETY: the promise of the caller.
+        steps.into_iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
+    }
+
+    fn backward_steps(&self) -> Result<&[Step]> {
         if !self.setup.backward {
             return Err(Error::input("chunk: this plan was made for the forward alone: set `backward` in its Setup"));
         }
-        // SAFETY: the promise of the caller.
-        self.launches.backward.iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
+        Ok(&self.launches.backward)
     }
 
     /// # Safety
@@ -284,12 +300,11 @@ impl Plan {
         self.tensor(name).map_or(0, DeviceTensor::address)
     }
 
-    fn chunk_params(&self, chunks: usize, card: &Card) -> Result<ChunkParams> {
+    fn chunk_params(&self, chunks: usize) -> Result<ChunkParams> {
         let Setup { shape, options, .. } = &self.setup;
         let Options { scale, qk_l2norm, gate, beta, state_layout, .. } = *options;
-        let [chunk_token, chunk_length, sequence_chunk] = &self._table;
+        let [chunk_token, chunk_length, sequence_chunk] = &self.table;
         let (decay, write) = (if gate == Gate::Raw { "a" } else { "g" }, self.setup.write_tensor());
-        let heads_per_block = self.config.heads_per_block(chunks, shape.qk_heads, shape.group(), card);
         let mut params = ChunkParams {
             q: self.address("q"),
             k: self.address("k"),
@@ -315,7 +330,7 @@ impl Plan {
             chunks: counted(chunks)?,
             qk_heads: counted(shape.qk_heads)?,
             value_heads: counted(shape.value_heads)?,
-            heads_per_block: counted(heads_per_block)?,
+            heads_per_block: counted(self.launches.heads_per_block)?,
             scale,
             norm_epsilon: qk_l2norm.unwrap_or(-1.0),
             beta_scale: match beta {
@@ -341,7 +356,7 @@ impl Plan {
             d_a_log: self.address("dA_log"),
             d_dt_bias: self.address("ddt_bias"),
             d_logit: self.address("dbeta_logit"),
-            partial: self._partial.as_ref().map_or(0, Buffer::address),
+            partial: self.partial.as_ref().map_or(0, Buffer::address),
             tokens: i64::from(counted(self.setup.tokens())?),
             parts: counted(self.launches.gate_parts)?,
             heads: self.params.value_heads,

@@ -154,8 +154,8 @@ impl Setup {
 
     /// What is compiled in because results depend on it.
     pub fn variant(&self) -> Variant {
-        let Shape { key_dim, value_dim, .. } = self.shape;
-        Variant { mode: self.mode, input: self.input, key_dim, value_dim }
+        let Shape { key_dim, value_dim, value_heads, .. } = self.shape;
+        Variant { mode: self.mode, input: self.input, key_dim, value_dim, value_heads }
     }
 
     /// Tokens of all sequences together.

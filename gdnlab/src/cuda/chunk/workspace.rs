@@ -146,7 +146,7 @@ mod tests {
     use crate::precision::Format;
 
     fn places(mode: Mode, chunks: usize, backward: bool) -> Result<Places> {
-        let variant = Variant { mode, input: Format::F32, key_dim: 128, value_dim: 64 };
+        let variant = Variant { mode, input: Format::F32, key_dim: 128, value_dim: 64, value_heads: 6 };
         let card = Card { multiprocessors: 132, shared_bytes_per_block: 232_448 };
         let config = Config::new(variant, 1, &card).unwrap();
         let shape = Shape { qk_heads: 2, value_heads: 6, ..Shape::new(1, 1, 128, 64) };
