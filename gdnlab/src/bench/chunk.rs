@@ -39,8 +39,6 @@ impl Subject for Chunk {
                 .ok_or_else(|| Error::input("the backward needs 'do', the gradient of the output"))?;
             upload(&mut plan, "do", d_o)?;
             plan.upload("dht", d_final_state)?;
-            // As that of the peers, the backward begins with what a forward keeps, and computes the states again.
-            plan.forward()?;
         }
         Ok(Box::new(LoadedPlan { plan, pass }))
     }
@@ -53,7 +51,9 @@ struct LoadedPlan {
 
 impl Loaded for LoadedPlan {
     fn spoil(&mut self) -> Result<()> {
-        self.plan.fill_outputs_with_nan()
+        self.plan.fill_outputs_with_nan()?;
+        // As that of the peers, the backward begins with what a forward keeps, and computes the states again.
+        if self.pass == Pass::Bwd { self.plan.forward() } else { Ok(()) }
     }
 
     unsafe fn launch(&self, stream: &Stream) -> Result<()> {

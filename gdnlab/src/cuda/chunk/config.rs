@@ -1,8 +1,9 @@
 //! Which specialisation of the chunk kernels runs a problem: the one place where sizes of chunks, blocks and stages are
 //! chosen.
 //!
-//! The chunk size decides in which order a head's sums are taken, so it follows from the mode and K alone: a sequence
-//! gives the same bits whatever it is packed with. All else here changes how the work is spread, and no bit of a result.
+//! The chunk size and the split of K over warps decide in which order a head's sums are taken, so they follow from the model
+//! alone ([`Variant`]): a sequence gives the same bits whatever it is packed with. All else here changes how the work is
+//! spread, and no bit of a result.
 
 use super::{HEAD_DIMS, Mode};
 use crate::cuda::{Build, Gpu, source};

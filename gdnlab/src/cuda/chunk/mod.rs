@@ -15,7 +15,7 @@
 //! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them.
 //!
 //! Two runs give the same bits, and so does a sequence whatever it is packed with: no sum is taken with atomics, and what
-//! decides on the order of a sum follows from the mode and the head dimensions alone ([`config`]).
+//! decides on the order of a sum follows from the mode, the head dimensions and the number of value heads ([`config`]).
 
 pub mod config;
 mod kernel;

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(places.inverse - places.norms, 5 * 2 * 2 * 64 * 4);
         assert_eq!(places.scores - places.inverse, 5 * 6 * 64 * 72 * 2);
         let backward = places.backward.unwrap();
-        assert_eq!(backward.overlaps - places.coefficients, 5 * 6 * 8 * 64 * 4);
+        assert_eq!(backward.overlaps - places.coefficients, 5 * 6 * 9 * 64 * 4);
         assert_eq!(backward.state_scales - backward.states, 5 * 6 * 64 * 128 * 2);
         assert_eq!(backward.writes - backward.state_scales, (5usize * 6 * 4 * 2 * 4).next_multiple_of(ALIGNMENT));
         assert_eq!(backward.write_scales - backward.writes, 5 * 6 * 64 * 64 * 2);
