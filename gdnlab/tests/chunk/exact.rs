@@ -12,7 +12,10 @@ pub fn cases() -> Vec<Case> {
 }
 
 fn spread() -> Vec<Case> {
-    let of = |precision| [(128, 128), (192, 64)].map(|dims| Case::new(precision, dims, AWKWARD, Regime::LongMemory));
+    let of = |precision| {
+        let case = |dims| Case::new(precision, dims, AWKWARD, Regime::LongMemory);
+        [case((128, 128)), case((192, 64)), case((64, 96)).with_many_heads()]
+    };
     Precision::presets().into_iter().flat_map(of).collect()
 }
 
@@ -62,6 +65,7 @@ fn a_forward_alone_and_a_recorded_graph_agree_to_the_bit() {
         let alone = plan.results(false).unwrap();
         assert_eq!(alone.outputs, both.outputs, "{case}");
         assert!(plan.backward().unwrap_err().to_string().contains("backward"), "{case}");
+        assert!(plan.download::<f32>("dg").unwrap_err().to_string().contains("no tensor 'dg'"), "{case}");
 
         let mut plan = Plan::new(gpu, setup).unwrap();
         plan.upload_inputs(&inputs).unwrap();
@@ -74,7 +78,12 @@ fn a_forward_alone_and_a_recorded_graph_agree_to_the_bit() {
         plan.fill_outputs_with_nan().unwrap();
         graph.replay(gpu.stream()).unwrap();
         assert_eq!(differing(&plan.results(true).unwrap(), &both), [""; 0], "{case}");
-        println!("{case} forward alone and graph agree");
+        plan.fill_outputs_with_nan().unwrap();
+        plan.forward().unwrap();
+        // SAFETY: this is the GPU's own stream, in whose order everything else of the plan happens.
+        unsafe { plan.backward_after_forward_on(gpu.stream()).unwrap() };
+        assert_eq!(differing(&plan.results(true).unwrap(), &both), [""; 0], "{case}");
+        println!("{case} forward alone, graph, and backward after forward agree");
     }
 }
 

@@ -12,8 +12,11 @@ use gdnlab::reference::Reference;
 const LENGTHS: &[usize] = &[200, 63, 0, 65];
 
 pub fn cases() -> Vec<Case> {
-    let of = |precision| Case::new(precision, (128, 128), LENGTHS, Regime::Gaussian);
-    Precision::presets().into_iter().map(of).collect()
+    let of = |precision| {
+        let case = Case::new(precision, (128, 128), LENGTHS, Regime::Gaussian);
+        [case.with_many_heads(), case]
+    };
+    Precision::presets().into_iter().flat_map(of).collect()
 }
 
 /// Checks each precision with what `change` makes of the inputs.

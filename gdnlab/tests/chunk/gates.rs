@@ -1,6 +1,6 @@
 //! Raw gates, logits of the write strength and the norm of q and k inside the kernels, with their gradients.
 
-use crate::case::{Case, Precision, run_plan};
+use crate::case::{Case, FEW_HEADS, MANY_HEADS, Precision, run_plan};
 use crate::expect_none;
 use gdnlab::compare::{Comparison, Report, compare, compare_call};
 use gdnlab::cuda::chunk::{Beta, Gate, Options, Plan, Setup};
@@ -15,7 +15,7 @@ const EPS: f32 = 1e-6;
 
 pub fn cases() -> Vec<Case> {
     let of = |precision| {
-        [((2, 4), (128, 128)), ((1, 6), (96, 64))]
+        [(FEW_HEADS, (128, 128)), (MANY_HEADS, (64, 32)), ((1, 6), (96, 64))]
             .map(|(heads, dims)| Case { heads, ..Case::new(precision, dims, &[700, 0, 65, 1], Regime::Gaussian) })
     };
     Precision::presets().into_iter().flat_map(of).collect()
@@ -55,8 +55,8 @@ impl Raw {
         Self {
             inputs,
             a: normal(5),
-            a_log: heads(-2.0, 0.7),
-            dt_bias: heads(-4.0, 0.9),
+            a_log: heads(-2.0, 0.15),
+            dt_bias: heads(-4.0, 0.2),
             logit: normal(6),
             allow_neg_eigval,
         }

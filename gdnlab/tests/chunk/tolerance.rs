@@ -36,6 +36,16 @@ fn groups() -> Vec<Case> {
     [*default, *fp32].into_iter().flat_map(of).collect()
 }
 
+fn many_heads() -> Vec<Case> {
+    let lengths = [1, 63, 0, 65, 100];
+    let of = |precision| {
+        let dims = [(32, 64), (64, 128), (96, 32)].map(|dims| Case::new(precision, dims, &lengths, Regime::LongMemory));
+        let regimes = Regime::ALL.map(|regime| Case::new(precision, (128, 128), &lengths, regime));
+        dims.into_iter().chain(regimes).map(|case| case.with_many_heads())
+    };
+    Precision::presets().into_iter().flat_map(of).collect()
+}
+
 fn many() -> Vec<Case> {
     let lengths: Vec<usize> = (0..MANY).map(|n| n * 7 % 71).collect();
     let dims = [(128, 128), (64, 192), (192, 96)];
@@ -44,7 +54,7 @@ fn many() -> Vec<Case> {
 }
 
 pub fn cases() -> Vec<Case> {
-    [regimes(), dims(), mixed(), groups(), many()].concat()
+    [regimes(), dims(), mixed(), groups(), many_heads(), many()].concat()
 }
 
 fn check(cases: &[Case]) {
@@ -73,6 +83,12 @@ fn input_formats_and_modes_mix() {
 #[ignore = "needs an NVIDIA GPU"]
 fn value_heads_share_keys() {
     check(&groups());
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn many_heads_are_within_tolerance() {
+    check(&many_heads());
 }
 
 #[test]
