@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
-use gdnlab::cuda::{Build, Function, Gpu, Grid, Module, Source, Swizzle, TensorMap, TileFormat, Tiles};
+use gdnlab::cuda::{Build, Compiler, Function, Gpu, Grid, Module, Source, Swizzle, TensorMap, TileFormat, Tiles};
 use gdnlab::record::Environment;
 use std::sync::Arc;
 use std::time::Instant;
@@ -121,6 +121,18 @@ fn a_kernel_runs_with_the_shared_memory_that_it_asks_for() {
         let error = unsafe { turn.launch(gpu.stream(), grid, &params) }.unwrap_err().to_string();
         assert!(error.contains("bytes of shared memory"), "{error}");
     }
+}
+
+/// From CUDA 12.9 on the compiler has a cache of its own, once the driver runs; what came from there had no log.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn compiling_twice_says_the_same_twice() {
+    let gpu = Gpu::shared().unwrap();
+    let build = Build { source: Source::new("layer.cu", KERNELS).unwrap(), defines: vec![] };
+    let compiler = Compiler::find().unwrap();
+    let first = build.compile(gpu.architecture(), &compiler).unwrap();
+    assert_eq!(build.compile(gpu.architecture(), &compiler).unwrap(), first);
+    assert!(first.report.functions.iter().all(|function| function.spills.is_some()), "{}", first.log);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// First line of an entry; another number where the form of an entry changes.
-const FORM: &str = "gdnlab compiled kernel 1";
+const FORM: &str = "gdnlab compiled kernel 2";
 /// Bytes that a cache holds at the most: some thousand kernels.
 const BOUND_BYTES: u64 = 256 << 20;
 /// An entry's time of last use is kept to this precision.

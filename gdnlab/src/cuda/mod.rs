@@ -68,7 +68,7 @@ pub use locate::Compiler;
 pub use module::{Function, Module};
 pub use raw::TensorMap;
 pub use recurrent::Recurrent;
-pub use report::{FunctionReport, Report};
+pub use report::{FunctionReport, Report, Spills};
 pub use stream::{Event, Graph, Stream};
 pub use tensor_map::{Swizzle, TileFormat, Tiles};
 

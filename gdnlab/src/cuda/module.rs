@@ -25,7 +25,7 @@ impl Module {
         Ok(Self { name, image: Arc::new(image), report, compiler, limits })
     }
 
-    /// What the compiler said about it.
+    /// What is known about it.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -65,7 +65,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// What the compiler said about it.
+    /// What is known about it.
     pub fn report(&self) -> &FunctionReport {
         &self.report
     }

@@ -11,6 +11,11 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+/// The first version that keeps what it compiles: in the driver's cache on disk, in a process in which the driver runs. What
+/// it finds there comes without a log, so it must not look. Older versions do not know the option.
+const FIRST_WITH_CACHE: (c_int, c_int) = (12, 9);
+const NO_CACHE: &CStr = c"--no-cache";
+
 type Program = *mut c_void;
 type Code = c_int;
 
@@ -105,10 +110,14 @@ impl Nvrtc {
 
     /// Its version, such as `13.0`.
     pub fn version(&self) -> Result<String> {
+        self.release().map(|(major, minor)| format!("{major}.{minor}"))
+    }
+
+    fn release(&self) -> Result<(c_int, c_int)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both outputs live on this stack frame.
         self.check("nvrtcVersion", unsafe { (self.version)(&mut major, &mut minor) })?;
-        Ok(format!("{major}.{minor}"))
+        Ok((major, minor))
     }
 
     /// The architecture to compile for so that the code runs on `wanted`: itself, or the newest older one of the same
@@ -148,7 +157,10 @@ impl Nvrtc {
         let text = c_string(unit.text)?;
         let header_names = unit.headers.iter().map(|(name, _)| c_string(name)).collect::<Result<Vec<_>>>()?;
         let header_texts = unit.headers.iter().map(|(_, text)| c_string(text)).collect::<Result<Vec<_>>>()?;
-        let options = unit.options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>>>()?;
+        let mut options = unit.options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>>>()?;
+        if self.release()? >= FIRST_WITH_CACHE {
+            options.push(NO_CACHE.to_owned());
+        }
         let (names, texts, options) = (pointers(&header_names), pointers(&header_texts), pointers(&options));
 
         let mut program = std::ptr::null_mut();

@@ -1,8 +1,11 @@
-//! What the compiler says about a kernel: registers, spills, shared memory, and the size of its parameter.
+//! What is known about a compiled kernel: registers, spills, shared memory, and the size of its parameter.
+//!
+//! All that a launch needs stands in the CUBIN. Only warnings and spills come from the compiler's log: a CUBIN that was
+//! not compiled but found in a cache of the compiler comes without them.
 
 use super::cubin;
 
-/// What the compiler says about one CUBIN.
+/// What is known about one CUBIN.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Each kernel (`extern "C" __global__`) in it.
@@ -11,19 +14,17 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-/// What the compiler says about one kernel, with the functions that it calls.
+/// What is known about one kernel, with the functions that it calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FunctionReport {
     /// Its name.
     pub name: String,
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of a thread's largest stack frame, in local memory.
+    /// Bytes of a thread's stack, in local memory.
     pub stack_bytes: u32,
-    /// Bytes that a thread stores to local memory for want of registers.
-    pub spill_store_bytes: u32,
-    /// Bytes that a thread loads from there.
-    pub spill_load_bytes: u32,
+    /// What registers did not suffice for, where the compiler told.
+    pub spills: Option<Spills>,
     /// Bytes of shared memory that a block has without asking.
     pub shared_bytes: u32,
     /// Size of the parameter in bytes.
@@ -32,37 +33,29 @@ pub struct FunctionReport {
     pub max_threads: Option<u32>,
 }
 
+/// Bytes that a thread moves between registers and local memory for want of registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spills {
+    /// Bytes that it stores.
+    pub store_bytes: u32,
+    /// Bytes that it loads.
+    pub load_bytes: u32,
+}
+
 impl Report {
-    /// Reads the log of a compilation with `--ptxas-options=-v`, and from the CUBIN what the log does not say.
+    /// Reads the CUBIN, and warnings and spills from the log of a compilation with `--ptxas-options=-v`.
     pub(super) fn read(log: &str, image: &[u8]) -> Self {
-        let mut report = Self::of_log(log);
-        for function in &mut report.functions {
-            let facts = cubin::facts(image, &function.name);
-            function.parameter_bytes = facts.parameter_bytes;
-            function.max_threads = facts.max_threads;
+        let mut functions = cubin::kernels(image);
+        for function in &mut functions {
+            function.spills = spills(log, &function.name);
         }
-        report
+        let warnings = log.lines().filter(|line| is_warning(line)).map(|line| line.trim().to_owned()).collect();
+        Self { functions, warnings }
     }
 
     /// The kernel `name`, if it is in here.
     pub fn function(&self, name: &str) -> Option<&FunctionReport> {
         self.functions.iter().find(|function| function.name == name)
-    }
-
-    fn of_log(log: &str) -> Self {
-        let mut report = Self::default();
-        for line in log.lines() {
-            if is_warning(line) {
-                report.warnings.push(line.trim().to_owned());
-            } else if let Some((_, rest)) = line.split_once("Compiling entry function '") {
-                let name = rest.split('\'').next().unwrap_or_default().to_owned();
-                report.functions.push(FunctionReport { name, ..FunctionReport::default() });
-            } else if let Some(function) = report.functions.last_mut() {
-                function.read_line(line);
-            }
-        }
-        report.functions.sort_by(|a, b| a.name.cmp(&b.name));
-        report
     }
 }
 
@@ -71,19 +64,19 @@ fn is_warning(line: &str) -> bool {
     line.contains("warning") || line.contains("Potential Performance Loss") || line.contains("(C75")
 }
 
-impl FunctionReport {
-    fn read_line(&mut self, line: &str) {
-        let text = line.split_once(':').map_or(line, |(_, rest)| rest);
-        if text.contains("bytes stack frame") {
-            // One such line for the kernel, then one for each function that was not inlined into it.
-            self.stack_bytes = self.stack_bytes.max(number_before(text, "bytes stack frame"));
-            self.spill_store_bytes += number_before(text, "bytes spill stores");
-            self.spill_load_bytes += number_before(text, "bytes spill loads");
-        } else if text.contains("registers") {
-            self.registers = number_before(text, "registers");
-            self.shared_bytes = number_before(text, "bytes smem");
-        }
-    }
+/// What the log says about spills of the kernel `name`: a line for the kernel, then one for each function that was not
+/// inlined into it.
+fn spills(log: &str, name: &str) -> Option<Spills> {
+    const KERNEL: &str = "Compiling entry function '";
+    let is_start = |line: &&str| line.split_once(KERNEL).is_some_and(|(_, rest)| rest.split('\'').next() == Some(name));
+    let lines = log.lines().skip_while(|line| !is_start(line)).skip(1).take_while(|line| !line.contains(KERNEL));
+    lines.filter(|line| line.contains("bytes stack frame")).fold(None, |sum, line| {
+        let Spills { store_bytes, load_bytes } = sum.unwrap_or_default();
+        Some(Spills {
+            store_bytes: store_bytes + number_before(line, "bytes spill stores"),
+            load_bytes: load_bytes + number_before(line, "bytes spill loads"),
+        })
+    })
 }
 
 /// The number in front of `words`; 0 where `words` do not occur.

@@ -21,28 +21,17 @@ ptxas info    : Used 30 registers, used 1 barriers, 128 bytes smem, 368 bytes cm
 ";
 
 #[test]
-fn numbers_stand_with_the_kernel_that_they_belong_to() {
-    let report = Report::of_log(LOG);
-    let names: Vec<_> = report.functions.iter().map(|function| function.name.as_str()).collect();
-    assert_eq!(names, ["fits", "spills"]);
-    let spills = report.function("spills").unwrap();
-    assert_eq!((spills.registers, spills.stack_bytes), (32, 264));
-    assert_eq!((spills.spill_store_bytes, spills.spill_load_bytes), (336, 348));
-    let fits = report.function("fits").unwrap();
-    assert_eq!((fits.registers, fits.stack_bytes, fits.shared_bytes), (30, 0, 128));
+fn spills_stand_with_the_kernel_that_they_belong_to() {
+    assert_eq!(spills(LOG, "spills"), Some(Spills { store_bytes: 336, load_bytes: 348 }));
+    assert_eq!(spills(LOG, "fits"), Some(Spills::default()));
+    assert_eq!(spills(LOG, "fit"), None);
+    assert_eq!(spills("", "fits"), None);
 }
 
 #[test]
 fn warnings_of_both_compilers_are_kept_and_nothing_else() {
-    let warnings = Report::of_log(LOG).warnings;
+    let warnings = Report::read(LOG, b"").warnings;
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].contains("#177-D"), "{warnings:?}");
     assert!(warnings[1].contains("C7510"), "{warnings:?}");
-}
-
-#[test]
-fn an_image_that_is_none_has_no_facts() {
-    for image in [&b""[..], b"\x7fELF", &[0xff; 256]] {
-        assert_eq!(cubin::facts(image, "fits"), cubin::Facts::default());
-    }
 }

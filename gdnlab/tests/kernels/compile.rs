@@ -1,7 +1,7 @@
 //! Every kernel file, in every specialisation, for every architecture.
 
 use crate::{nvrtc, process, scale};
-use gdnlab::cuda::{Architecture, Build, Cache, Compiled, FunctionReport, Source, operators, sources};
+use gdnlab::cuda::{Architecture, Build, Cache, Compiled, FunctionReport, Source, Spills, operators, sources};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -41,12 +41,14 @@ fn compile_all() -> Vec<(String, Compiled)> {
 
 /// What is wrong with a kernel, in the words of ptxas.
 fn complaint(function: &FunctionReport) -> Option<String> {
-    let FunctionReport { registers, stack_bytes, spill_store_bytes, spill_load_bytes, .. } = function;
-    let wrong = stack_bytes + spill_store_bytes + spill_load_bytes > 0;
-    wrong.then(|| {
+    let FunctionReport { registers, stack_bytes, spills, .. } = function;
+    let Some(Spills { store_bytes, load_bytes }) = spills else {
+        return Some("the log says nothing about spills".to_owned());
+    };
+    (stack_bytes + store_bytes + load_bytes > 0).then(|| {
         format!(
             "{registers} registers, {stack_bytes} bytes of stack, \
-             {spill_store_bytes} bytes stored and {spill_load_bytes} loaded for want of registers"
+             {store_bytes} bytes stored and {load_bytes} loaded for want of registers"
         )
     })
 }
@@ -101,13 +103,14 @@ fn the_report_knows_the_facts_of_a_kernel() {
     let compiler = nvrtc::compiler();
     let text = r#"
         struct Params { float* x; int n; };
+        __device__ __noinline__ float called(float x) { return x * x; }
         extern "C" __global__ void stack(const __grid_constant__ Params p) {
             __shared__ float shared[96];
             float y[200];
             for (int i = 0; i < 200; i++) y[i] = p.x[i];
             shared[threadIdx.x] = y[p.n];
             __syncthreads();
-            p.x[threadIdx.x] = shared[31 - threadIdx.x] + y[p.x[0] > 0 ? 1 : p.n + 1];
+            p.x[threadIdx.x] = shared[31 - threadIdx.x] + called(y[p.x[0] > 0 ? 1 : p.n + 1]);
         }
         extern "C" __global__ void __launch_bounds__(64, 2) fits(const __grid_constant__ Params p) {
             int unused;
@@ -122,8 +125,13 @@ fn the_report_knows_the_facts_of_a_kernel() {
         let stack = report.function("stack").unwrap();
         assert!(stack.stack_bytes >= 800 && complaint(stack).is_some(), "{architecture} {stack:?}");
         assert_eq!((stack.shared_bytes, stack.parameter_bytes, stack.max_threads), (384, 16, None), "{architecture}");
+        for function in &report.functions {
+            let said = format!("Used {} registers", function.registers);
+            let (_, log) = compiled.log.split_once(&format!("entry function '{}'", function.name)).unwrap();
+            assert_eq!(log.find(&said), log.find("Used "), "{architecture} {function:?}\n{}", compiled.log);
+        }
         let fits = report.function("fits").unwrap();
-        assert!(fits.registers > 0 && complaint(fits).is_none(), "{architecture} {fits:?}");
+        assert!(fits.registers > 0 && fits.stack_bytes == 0 && complaint(fits).is_none(), "{architecture} {fits:?}");
         assert_eq!((fits.shared_bytes, fits.parameter_bytes, fits.max_threads), (0, 16, Some(64)), "{architecture}");
         assert!(report.warnings.iter().any(|warning| warning.contains("unused")), "{:?}", report.warnings);
     }
