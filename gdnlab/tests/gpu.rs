@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
-use gdnlab::cuda::{Build, Compiler, Function, Gpu, Grid, Module, Source, Swizzle, TensorMap, TileFormat, Tiles};
+use gdnlab::cuda::{
+    Build, Compiler, CopyKernel, Function, Gpu, Grid, Module, Source, Swizzle, TensorMap, TileFormat, Tiles,
+};
 use gdnlab::record::Environment;
 use std::sync::Arc;
 use std::time::Instant;
@@ -91,6 +93,25 @@ fn memory_goes_there_and_back() {
     assert!(gpu.download(&empty).unwrap().is_empty());
     let error = gpu.upload(&[1.0f32]).and_then(|mut one| gpu.stream().upload(&[1.0, 2.0], &mut one)).unwrap_err();
     assert!(error.to_string().contains("2 elements into a buffer of 1"), "{error}");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_kernel_that_copies_copies_all_of_it() {
+    let gpu = Gpu::shared().unwrap();
+    let kernel = CopyKernel::new(gpu).unwrap();
+    // Less than a thread each, a round and a bit, and many rounds with a ragged end.
+    for accesses in [0, 1, 1000, 8 * 256 * gpu.multiprocessors as usize * 4 + 3, 10_000_019] {
+        let values: Vec<u64> = (0..2 * accesses as u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let (from, mut to) = (gpu.upload(&values).unwrap(), gpu.upload(&vec![7u64; values.len()]).unwrap());
+        kernel.copy(gpu.stream(), &from, &mut to).unwrap();
+        assert!(gpu.download(&to).unwrap() == values, "{accesses} accesses");
+    }
+    let (three, mut four) = (gpu.upload(&[1u64; 3]).unwrap(), gpu.upload(&[1u64; 4]).unwrap());
+    let mut other = gpu.upload(&[1u64; 3]).unwrap();
+    assert!(kernel.copy(gpu.stream(), &three, &mut four).is_err());
+    let error = kernel.copy(gpu.stream(), &three, &mut other).unwrap_err().to_string();
+    assert!(error.contains("24 bytes") && error.contains("multiple of 16"), "{error}");
 }
 
 #[test]

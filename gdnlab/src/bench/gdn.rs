@@ -6,7 +6,7 @@ use super::{Case, Ceilings, Samples, Stopwatch, Subject, Tensors};
 use crate::cost::Cost;
 use crate::numerics::Step;
 use crate::precision::Format;
-use crate::record::{Environment, Measurement, Record, Timing, Workload};
+use crate::record::{Environment, Measurement, Record, Timing};
 use crate::table::Mode;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
@@ -166,7 +166,7 @@ impl Checked {
 
 /// The rows that were timed, and the measured copy bandwidth, as records.
 pub fn records(rows: &[Row], ceilings: &Ceilings<'_>, environment: &Environment) -> Vec<Record> {
-    let copy = Record::new(environment, &Workload::default(), ceilings.copy().measurement());
+    let copy = Record::new(environment, &ceilings.copy().workload(), ceilings.copy().measurement());
     let timed = rows.iter().filter_map(|row| {
         let samples = row.samples()?;
         let (cost, floor_ms, floor_basis) = row.cost(ceilings);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::bench::roofline::CopyBandwidth;
+use crate::bench::roofline::{Copier, CopyBandwidth};
 use crate::bench::tensors::Part;
 use crate::bench::{Heads, Loaded, Peer, SeqLens, Values, results_of};
 use crate::chunked::Chunked;
@@ -236,7 +236,8 @@ fn records_hold_the_samples_the_floor_and_the_best_peer() {
     let mut case = cases().remove(0);
     case.peers = vec![Peer { name: "flash_qla", ms: 0.7 }, Peer { name: "fla", ms: 1.5 }];
     let finished = run(&[case, cases().remove(1)], &[&Emulated::new(1.0)], &mut Fake::default(), go_on).unwrap();
-    let copy = CopyBandwidth { bytes_per_s: 4e12, theoretical: Some(4.8e12) };
+    let copy =
+        CopyBandwidth { bytes_per_s: 4e12, theoretical: Some(4.8e12), copier: Copier::Kernel, copied_bytes: 256 << 20 };
     let ceilings = Ceilings::named("NVIDIA H200", copy, &[]);
     let records = records(&finished.rows, &ceilings, &Environment::default());
     assert_eq!(records.len(), 3);
@@ -244,6 +245,7 @@ fn records_hold_the_samples_the_floor_and_the_best_peer() {
     assert_eq!(crate::record::parse(&text, std::path::Path::new("x")).unwrap().len(), 3);
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains(r#""quantity":"copy_bandwidth","value":4000.0,"theoretical":4800.0"#), "{}", lines[0]);
+    assert!(lines[0].contains(r#""kernel":"copy.cu, 256 MiB""#), "{}", lines[0]);
     for field in [
         r#""kind":"bench""#,
         r#""latency_ms":1.0"#,

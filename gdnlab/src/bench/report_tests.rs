@@ -1,10 +1,11 @@
 use super::*;
-use crate::bench::roofline::CopyBandwidth;
+use crate::bench::roofline::{Copier, CopyBandwidth};
 use crate::bench::{Case, Peer, Samples, SeqLens};
 use crate::precision::Format;
 use crate::record::Pass;
 
-const COPY: CopyBandwidth = CopyBandwidth { bytes_per_s: 4e12, theoretical: None };
+const COPY: CopyBandwidth =
+    CopyBandwidth { bytes_per_s: 4e12, theoretical: None, copier: Copier::Driver, copied_bytes: 256 << 20 };
 
 fn row(pass: Pass, lengths: &str, label: &str, peers: &[(&'static str, f64)], outcome: Outcome) -> Row {
     let seqlens: SeqLens = lengths.parse().unwrap();
@@ -42,7 +43,9 @@ fn published() -> Vec<Row> {
 fn a_line_holds_the_time_the_floor_and_the_peers() {
     let text = text(published(), false);
     let lines: Vec<&str> = text.lines().collect();
-    assert!(lines[0].starts_with("cuda-chunk-bf16, f16-internals; floor: copy 4000 GB/s measured in this run"));
+    let basis =
+        "cuda-chunk-bf16, f16-internals; floor: copy 4000 GB/s measured in this run (cuMemcpyDtoDAsync, 256 MiB)";
+    assert!(lines[0].starts_with(basis), "{}", lines[0]);
     assert!(lines[0].ends_with("bf16_matmul unknown, so traffic alone"), "{}", lines[0]);
     let columns: Vec<&str> = lines[1].split_whitespace().collect();
     let cells: Vec<&str> = lines[2].split_whitespace().collect();

@@ -46,6 +46,7 @@ mod buffer;
 mod build;
 mod cache;
 pub mod chunk;
+mod copy;
 mod cubin;
 pub mod decode;
 mod gpu;
@@ -62,6 +63,7 @@ mod tensor_map;
 pub use buffer::{Buffer, Element};
 pub use build::{Architecture, Build, Compiled, Source, source, sources};
 pub use cache::Cache;
+pub use copy::CopyKernel;
 pub use gpu::Gpu;
 pub use launch::{Grid, Limits};
 pub use locate::Compiler;
@@ -84,5 +86,5 @@ pub struct Operator {
 
 /// The operators that have kernels. The tests compile all of their builds.
 pub fn operators() -> &'static [Operator] {
-    &[recurrent::OPERATOR, decode::OPERATOR, chunk::OPERATOR]
+    &[recurrent::OPERATOR, decode::OPERATOR, chunk::OPERATOR, copy::OPERATOR]
 }
