@@ -1,9 +1,9 @@
 //! Numerics and performance of Gated DeltaNet (GDN): float64 recurrences, the chunked form under a precision policy,
 //! error metrics, measured records, tables and figures.
 //!
-//! Data flows one way: [`inputs`] -> ([`reference`](mod@reference) | [`chunked`] | [`peer`]) -> [`compare`] -> [`record`] ->
-//! [`table`] -> [`figure`]; and times, beside [`cost`], from [`bench`](mod@bench) to [`record`]. Every implementation of an
-//! operator stands behind [`kernel::Kernel`].
+//! Data flows one way: [`inputs`] -> ([`reference`](mod@reference) | [`chunked`] | [`cuda`] | [`peer`]) -> [`compare`] ->
+//! [`record`] -> [`table`] -> [`figure`]; and times, beside [`cost`], from [`bench`](mod@bench) to [`record`]. Every
+//! implementation of an operator stands behind [`kernel::Kernel`].
 
 #![warn(missing_docs)]
 

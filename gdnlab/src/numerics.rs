@@ -288,6 +288,20 @@ mod tests {
     }
 
     #[test]
+    fn rounded_results_leave_the_rounding_alone() {
+        let exact_but_rounded =
+            Chunked::new("rounded", Policy::rounded_results(Format::Bf16), 64).expect("a chunk size");
+        let records = run(&small(), &[&exact_but_rounded], go_on).expect("valid");
+        for errors in records.iter().filter_map(Record::errors) {
+            let rel_rms = errors.rel_rms.unwrap_or(f64::NAN) / Format::Bf16.unit_roundoff();
+            let in_bf16 = ["o", "dq", "dk", "dv"].contains(&errors.tensor.as_str());
+            // Rounding to nearest errs by 1/sqrt(3) of half a spacing, which is 0.5u to 1u of a value.
+            let expected = if in_bf16 { 0.3..0.5 } else { 0.0..1e-4 };
+            assert!(expected.contains(&rel_rms), "{}: {rel_rms} u", errors.tensor);
+        }
+    }
+
+    #[test]
     fn a_stop_is_reported() {
         let stopped = run(&small(), &[&Reference], |_| ControlFlow::Break(()));
         assert!(matches!(stopped, Err(Error::Stopped)));

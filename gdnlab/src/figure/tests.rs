@@ -2,7 +2,7 @@ use super::*;
 use crate::table::{self, Mode};
 use gdnlab_deps::plotters::prelude::*;
 use gdnlab_deps::plotters::style::text_anchor::{HPos, VPos};
-use gdnlab_deps::polars::prelude::{DataFrame, IntoLazy, df, lit};
+use gdnlab_deps::polars::prelude::{DataFrame, IntoLazy, col, df, lit};
 use std::path::Path;
 
 fn published() -> DataFrame {
@@ -135,4 +135,21 @@ fn text_is_rendered_with_the_bundled_font() {
     for text in ["10⁻³", "max |x − r|", "u = 2⁻²⁴ · ≈ ≥ → ΔΣ"] {
         assert!(ink(&write(text)) > 20 * text.chars().filter(|c| !c.is_whitespace()).count(), "{text}");
     }
+}
+
+#[test]
+fn sources_stand_beside_each_other_in_a_panel_per_mode() {
+    let table = published();
+    let twice = table.clone().lazy().with_column((col("max_rel") * lit(2.0)).alias("max_rel")).collect().unwrap();
+    let without_bf16 = twice.clone().lazy().filter(col("mode").neq(lit("bf16"))).collect().unwrap();
+    let sources = [("emulated", &table), ("on a GPU", &twice), ("published", &without_bf16)];
+    let figure = error_by_source(&sources, "the footer").unwrap();
+    check(&figure, &["emulated", "on a GPU", "final_state", "TF32", "fp32 with a TF32 solve", "×2.0", "the footer"]);
+    // A dot per mode, tensor and source, and the legend's.
+    assert_eq!(figure.svg().matches("<circle").count(), 2 * 7 * 3 + 7 * 2 + 3);
+    assert!(figure.description().contains("bf16: on a GPU ×2.0 off emulated;"), "{}", figure.description());
+    assert!(figure.description().contains("TF32: on a GPU ×2.0, published ×2.0 off emulated"));
+    let exact = table.clone().lazy().with_column(lit(0.0).alias("max_rel")).collect().unwrap();
+    assert!(matches!(error_by_source(&[("x", &exact)], ""), Err(Error::Figure(_))));
+    assert!(matches!(error_by_source(&[], ""), Err(Error::Figure(_))));
 }

@@ -202,6 +202,17 @@ impl Policy {
         policy
     }
 
+    /// Exact but for what goes in and comes out: inputs, output and the gradients of inputs in `format`, states and the
+    /// gradients of gates in binary32, and all between in binary64. No kernel with such results can have smaller errors.
+    pub fn rounded_results(format: Format) -> Self {
+        let mut policy = Self::fp64().keep(Intermediate::Output, format).keep(Intermediate::InputGrads, format);
+        for wide in [Intermediate::FinalState, Intermediate::StateGrad, Intermediate::GateGrads] {
+            policy = policy.keep(wide, Format::F32);
+        }
+        policy.inputs = format;
+        policy
+    }
+
     /// The presets with the names they have as kernels and modes.
     pub fn presets() -> Vec<(&'static str, Self)> {
         vec![

@@ -90,7 +90,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
 /// As [`read`].
 pub fn read_dir(folder: impl AsRef<Path>) -> Result<Vec<Record>> {
     let mut records = Vec::new();
-    for path in record_files(folder.as_ref(), "")? {
+    for path in files(folder, "")? {
         records.append(&mut read(path)?);
     }
     Ok(records)
@@ -158,7 +158,7 @@ pub fn keep(folder: impl AsRef<Path>, suite: &str, records: &[Record]) -> Result
     };
     std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
     let stem = format!("{suite}_{}_", environment.machine.slug());
-    for path in record_files(folder, &stem)? {
+    for path in files(folder, &stem)? {
         let held = read(&path)?;
         if held.windows(records.len()).any(|window| window.iter().zip(records).all(|(a, b)| same_measurement(a, b))) {
             return Ok(path);
@@ -197,7 +197,11 @@ fn same_value(a: &Value, b: &Value) -> bool {
 }
 
 /// The `*.jsonl` files of `folder` whose names begin with `stem`, sorted.
-fn record_files(folder: &Path, stem: &str) -> Result<Vec<PathBuf>> {
+///
+/// # Errors
+/// [`Error::Io`] where the folder cannot be read.
+pub fn files(folder: impl AsRef<Path>, stem: &str) -> Result<Vec<PathBuf>> {
+    let folder = folder.as_ref();
     let entries = std::fs::read_dir(folder).map_err(|error| Error::io(folder, error))?;
     let mut paths = Vec::new();
     for entry in entries {

@@ -7,7 +7,7 @@ mod environment;
 mod jsonl;
 
 pub use environment::{Environment, Machine};
-pub use jsonl::{append, keep, parse, read, read_dir, to_json_lines, write};
+pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write};
 
 use crate::compare::Comparison;
 use crate::problem::{Op, Shape};

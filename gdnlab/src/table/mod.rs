@@ -4,12 +4,14 @@
 
 mod mode;
 mod observe;
+mod per_tensor;
 mod published;
 pub(crate) mod rows;
 
 pub use mode::{Mode, format_label};
 pub use observe::{bias, gradients_against_forward, growth_with_length, worst};
-pub use published::{day1_published, read_csv};
+pub use per_tensor::{error_ratio, largest_per_tensor, only};
+pub use published::{day1_fla_on_h200, day1_published, read_csv};
 
 use crate::record::{self, Record};
 use crate::{Error, Result};
@@ -17,6 +19,9 @@ use gdnlab_deps::polars::prelude::*;
 use gdnlab_deps::polars_io::SerReader;
 use gdnlab_deps::polars_io::json::{JsonFormat, JsonReader};
 use std::io::Cursor;
+
+/// The columns that name a shape.
+const SHAPE: [&str; 3] = ["T", "d_k", "d_v"];
 
 impl From<PolarsError> for Error {
     fn from(error: PolarsError) -> Self {
@@ -87,6 +92,14 @@ pub fn errors(records: &[Record]) -> Result<DataFrame> {
     Ok(DataFrame::new(rows.len(), columns.into_iter().filter(|column| !empty(column)).collect())?)
 }
 
+/// [`errors`] of the seven tensors of Day 1: those of the others are dh0's, which was not published.
+///
+/// # Errors
+/// As [`errors`].
+pub fn day1_errors(records: &[Record]) -> Result<DataFrame> {
+    Ok(errors(records)?.lazy().filter(col("tensor").neq(lit("dh0"))).collect()?)
+}
+
 /// [`errors`] of an ablation, with the column change, which says in words what happened to which policy: "fp32, one step
 /// in TF32". The unchanged policies, whose step is `none`, stand under the same words.
 ///
@@ -114,7 +127,8 @@ pub fn ablation(records: &[Record]) -> Result<DataFrame> {
 /// `errors` has the columns mode, T, d_k, d_v, tensor and max_rel, as [`errors`] and [`day1_published`] make them.
 ///
 /// # Errors
-/// [`Error::Input`] where the mode is not in the table, [`Error::Table`] where a column is missing.
+/// [`Error::Input`] where the mode is not in the table, or a tensor has several errors at one shape (of several kernels
+/// or input regimes, say); [`Error::Table`] where a column is missing.
 pub fn day1(errors: &DataFrame, mode: &str, unit: f64) -> Result<DataFrame> {
     require(errors, &["mode", "T", "d_k", "d_v", "tensor", "max_rel"])?;
     let of_mode = errors.clone().lazy().filter(col("mode").eq(lit(mode))).collect()?;
@@ -126,8 +140,14 @@ pub fn day1(errors: &DataFrame, mode: &str, unit: f64) -> Result<DataFrame> {
     let of_tensor =
         |tensor: &&str| col("max_rel").filter(col("tensor").eq(lit(*tensor))).first().alias(*tensor) / lit(unit);
     let cells: Vec<Expr> = tensors.iter().map(of_tensor).collect();
-    let shape = ["T", "d_k", "d_v"];
-    Ok(of_mode.clone().lazy().group_by_stable(shape.map(col)).agg(cells).sort(shape, Default::default()).collect()?)
+    let by_shape = of_mode.clone().lazy().group_by_stable(SHAPE.map(col)).agg(cells);
+    let table = by_shape.sort(SHAPE, Default::default()).collect()?;
+    if of_mode.height() > table.height() * tensors.len() {
+        return Err(Error::input(format!(
+            "mode '{mode}': several errors of one tensor at one shape, expected one: choose one kernel and one input regime"
+        )));
+    }
+    Ok(table)
 }
 
 /// Ours and the published numbers joined: a row per mode, shape and tensor that both have, with the columns measured,
@@ -152,31 +172,47 @@ pub fn beside(measured: &DataFrame, published: &DataFrame) -> Result<DataFrame> 
         .collect()?)
 }
 
-/// [`day1`] of ours and of the published numbers in one table for reading: each cell is `ours | theirs`. Tensors that were
-/// not published are left out.
+/// Errors of one mode: a table and the name of the mode that is read from it.
+pub type OfMode<'a> = (&'a DataFrame, &'a str);
+
+/// [`day1`] of several sources in one table for reading: each cell is `first | second | ...`, in four digits. Tensors that
+/// one of them lacks are left out.
 ///
 /// # Errors
-/// As [`day1`].
-pub fn day1_beside(measured: &DataFrame, published: &DataFrame, mode: &str, unit: f64) -> Result<DataFrame> {
-    let ours = day1(measured, mode, unit)?;
-    let theirs = day1(published, mode, unit)?;
-    let mut columns: Vec<Column> = ours.columns()[..3].to_vec();
-    for column in &ours.columns()[3..] {
-        let Ok(other) = theirs.column(column.name()) else { continue };
-        let (left, right) = (column.f64()?, other.f64()?);
-        let cell = |(a, b): (Option<f64>, Option<f64>)| {
-            let [a, b] = [a, b].map(|value| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}")));
-            format!("{a} | {b}")
-        };
-        columns.push(Column::new(column.name().clone(), left.iter().zip(right.iter()).map(cell).collect::<Vec<_>>()));
-    }
-    let same = |name: &str| -> Result<bool> {
-        Ok(ours.column(name)?.cast(&DataType::UInt32)? == theirs.column(name)?.cast(&DataType::UInt32)?)
+/// As [`day1`], and [`Error::Input`] without sources or where they have different shapes.
+pub fn day1_beside(sources: &[OfMode<'_>], unit: f64) -> Result<DataFrame> {
+    let tables = sources.iter().map(|(table, mode)| day1(table, mode, unit)).collect::<Result<Vec<_>>>()?;
+    let (Some(first), Some((_, mode))) = (tables.first(), sources.first()) else {
+        return Err(Error::input("no tables of errors: expected at least one"));
     };
-    if !(same("T")? && same("d_k")? && same("d_v")?) {
-        return Err(Error::input(format!("mode '{mode}': ours and the published numbers have different shapes")));
+    for size in SHAPE {
+        for table in &tables {
+            if rows::column(table, size, &DataType::UInt32)? != rows::column(first, size, &DataType::UInt32)? {
+                return Err(Error::input(format!(
+                    "mode '{mode}': the sources have different shapes, see column '{size}'"
+                )));
+            }
+        }
     }
-    Ok(DataFrame::new(ours.height(), columns)?)
+    let mut columns: Vec<Column> = first.columns()[..SHAPE.len()].to_vec();
+    for tensor in first.columns()[SHAPE.len()..].iter().map(Column::name) {
+        let present = || tables.iter().filter_map(|table| table.column(tensor).ok());
+        if present().count() < tables.len() {
+            continue;
+        }
+        let sides = present().map(Column::f64).collect::<PolarsResult<Vec<_>>>()?;
+        let word = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), four_digits);
+        let cell = |row| sides.iter().map(|side| word(side.get(row))).collect::<Vec<_>>().join(" | ");
+        let cells = (0..first.height()).map(cell);
+        columns.push(Column::new(tensor.clone(), cells.collect::<Vec<_>>()));
+    }
+    Ok(DataFrame::new(first.height(), columns)?)
+}
+
+/// `value` with four significant digits and at most three decimals: `4.696`, `0.975`, `1133`.
+fn four_digits(value: f64) -> String {
+    let decimals = if value == 0.0 { 3.0 } else { 3.0 - value.abs().log10().floor() };
+    format!("{value:.*}", decimals.clamp(0.0, 3.0) as usize)
 }
 
 /// Refuses a table that lacks one of `names`.

@@ -11,6 +11,9 @@ use std::path::Path;
 /// File of the Day 1 errors.
 const DAY1: &str = "day01_gb10_fla_0.5.2_max_rel.csv";
 
+/// File of what the library of Day 1 gives on an H200.
+const DAY1_FLA_ON_H200: &str = "day01_h200_fla_0.5.2_rel_rms.csv";
+
 /// Reads a CSV file with a header line; lines that begin with `#` are comments. `columns` names the columns that must
 /// be there and their types.
 ///
@@ -58,4 +61,17 @@ pub fn day1_published(folder: impl AsRef<Path>) -> Result<DataFrame> {
     let table = read_csv(folder.as_ref().join(DAY1), &columns)?;
     let renamed = when(col("mode").eq(lit("fp32_ieee"))).then(lit("fp32-tf32-solve")).otherwise(col("mode"));
     Ok(table.lazy().with_column(renamed.alias("mode")).collect()?)
+}
+
+/// Errors of fla 0.5.2 on an H200, as this project measured them, from the folder `data/published`: gaussian inputs,
+/// T = 256, d_k = d_v = 64, with the columns kernel, mode, regime, T, d_k, d_v, tensor and rel_rms.
+///
+/// # Errors
+/// As [`read_csv`].
+pub fn day1_fla_on_h200(folder: impl AsRef<Path>) -> Result<DataFrame> {
+    let sizes = ["T", "d_k", "d_v"].map(|size| (size, DataType::UInt32));
+    let mut columns: Vec<_> = ["kernel", "mode", "regime", "tensor"].map(|name| (name, DataType::String)).into();
+    columns.push(("rel_rms", DataType::Float64));
+    columns.extend(sizes);
+    read_csv(folder.as_ref().join(DAY1_FLA_ON_H200), &columns)
 }

@@ -114,11 +114,99 @@ fn ours_stand_beside_the_published_ones() {
     let joined = beside(&ours, &theirs).unwrap();
     assert_eq!(joined.height(), 21);
     assert!((value(&joined, "ratio", 1) - 1.5).abs() < 1e-12);
-    let wide = day1_beside(&ours, &theirs, "bf16", 1e-3).unwrap();
-    assert_eq!(wide.column("o").unwrap().str().unwrap().get(0), Some("2.000 | 1.000"));
+}
+
+#[test]
+fn a_cell_holds_every_source() {
+    let of = |mode: &str, factor: f64| errors(&records(mode, |index, _| (index + 1) as f64 * factor)).unwrap();
+    let (ours, gpu, theirs) = (of("bf16", 1e-3), of("bf16", 2.5e-3), of("fp32", 1.234_56));
+    let without_dq = theirs.clone().lazy().filter(col("tensor").neq(lit("dq"))).collect().unwrap();
+    let wide = day1_beside(&[(&ours, "bf16"), (&gpu, "bf16"), (&without_dq, "fp32")], 1e-3).unwrap();
+    let cell = |tensor: &str| wide.column(tensor).unwrap().str().unwrap().get(0).unwrap().to_owned();
+    assert_eq!((cell("o"), cell("dbeta")), ("1.000 | 2.500 | 1235".to_owned(), "7.000 | 17.50 | 8642".to_owned()));
+    assert!(wide.column("dq").is_err(), "one source has no dq");
+    let alone = day1_beside(&[(&ours, "bf16")], 1e-3).unwrap();
+    assert_eq!(alone.column("dk").unwrap().str().unwrap().get(2), Some("4.000"));
 
     let fewer = ours.head(Some(7));
-    assert!(matches!(day1_beside(&ours, &fewer, "bf16", 1e-3), Err(Error::Input(_))));
+    assert!(matches!(day1_beside(&[(&ours, "bf16"), (&fewer, "bf16")], 1e-3), Err(Error::Input(_))));
+    assert!(matches!(day1_beside(&[], 1e-3), Err(Error::Input(_))));
+}
+
+#[test]
+fn two_kernels_of_one_mode_are_not_mixed() {
+    let mut two = records("bf16", |_, _| 1e-3);
+    two.extend(records("bf16", |_, _| 2e-3));
+    let message = day1(&errors(&two).unwrap(), "bf16", 1e-3).unwrap_err().to_string();
+    assert!(message.contains("choose one kernel"), "{message}");
+}
+
+#[test]
+fn four_digits_stand_in_cells() {
+    let words = [4.696_37, 0.975, 0.012_34, 11.337, 1133.6, 0.0].map(four_digits);
+    assert_eq!(words, ["4.696", "0.975", "0.012", "11.34", "1134", "0.000"]);
+}
+
+#[test]
+fn the_largest_errors_stand_in_a_row_per_kind() {
+    let named = |name: &str, table: DataFrame| table.lazy().with_column(lit(name).alias("kernel")).collect().unwrap();
+    let a = named("a", errors(&records("bf16", |index, log_tokens| (index as f64 + log_tokens) * 1e-3)).unwrap());
+    let b = named("b", errors(&records("bf16", |index, _| (index + 1) as f64 * 1e-3)).unwrap());
+    let b = b.lazy().filter(col("tensor").neq(lit("dq"))).collect().unwrap();
+    let apart = largest_per_tensor(&[&a, &b], "kernel", "max_rel", 1e-3).unwrap();
+    let together = largest_per_tensor(&[&a.vstack(&b).unwrap()], "kernel", "max_rel", 1e-3).unwrap();
+    for table in [apart, together] {
+        let names: Vec<&str> = table.get_column_names().iter().map(|name| name.as_str()).collect();
+        assert_eq!(names, [["kernel"].as_slice(), &TENSORS].concat());
+        assert!((value(&table, "o", 0) - 12.0).abs() < 1e-9 && (value(&table, "dbeta", 1) - 7.0).abs() < 1e-9);
+        assert_eq!(table.column("dq").unwrap().f64().unwrap().get(1), None, "b has no dq");
+    }
+    assert!(matches!(largest_per_tensor(&[&a], "kernel", "rel_rms", 1.0), Err(Error::Table(_))));
+    assert!(matches!(largest_per_tensor(&[], "kernel", "max_rel", 1.0), Err(Error::Input(_))));
+
+    let ratio = error_ratio(&[("a over b", &a, &b)], "max_rel").unwrap();
+    assert!((value(&ratio, "dbeta", 0) - 18.0 / 7.0).abs() < 1e-9);
+    assert!(ratio.column("dq").is_err(), "what no pair has in common is left out");
+    assert!(matches!(error_ratio(&[], "max_rel"), Err(Error::Input(_))));
+}
+
+#[test]
+fn a_tensor_that_is_not_finite_has_the_largest_error() {
+    let table = df!("kernel" => ["x", "x"], "tensor" => ["o", "o"], "max_rel" => [Some(1e-3), None]).unwrap();
+    assert!(value(&largest_per_tensor(&[&table], "kernel", "max_rel", 1.0).unwrap(), "o", 0).is_nan());
+}
+
+#[test]
+fn only_the_rows_that_are_asked_for() {
+    let table = df!("kernel" => [Some("x"), Some("y"), None, Some("x")], "n" => [1.0, 2.0, 3.0, 4.0]).unwrap();
+    let of_x = only(&table, "kernel", "x").unwrap();
+    assert_eq!((of_x.height(), value(&of_x, "n", 1)), (2, 4.0));
+    let message = only(&table, "kernel", "z").unwrap_err().to_string();
+    assert!(message.contains("'z': the table has x, y"), "{message}");
+    assert!(matches!(only(&table, "mode", "x"), Err(Error::Table(_))));
+}
+
+#[test]
+fn day_1_has_seven_tensors() {
+    let mut all = records("bf16", |_, _| 1e-3);
+    let mut initial = all[0].clone();
+    if let Measurement::Numerics(errors) = &mut initial.measurement {
+        errors.tensor = "dh0".to_owned();
+    }
+    all.push(initial);
+    assert_eq!((errors(&all).unwrap().height(), day1_errors(&all).unwrap().height()), (22, 21));
+}
+
+#[test]
+fn the_library_of_day_1_was_measured_on_an_h200() {
+    let fla = day1_fla_on_h200(published_folder()).unwrap();
+    let bf16 = fla.lazy().filter(col("mode").eq(lit("bf16"))).collect().unwrap();
+    let row = largest_per_tensor(&[&bf16], "kernel", "rel_rms", 1e-3).unwrap();
+    assert_eq!(row.column("kernel").unwrap().str().unwrap().get(0), Some("fla 0.5.2"));
+    assert_eq!(
+        TENSORS.map(|tensor| (value(&row, tensor, 0) * 10.0).round()),
+        [32.0, 22.0, 32.0, 36.0, 29.0, 31.0, 30.0]
+    );
 }
 
 #[test]

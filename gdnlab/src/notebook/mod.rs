@@ -3,6 +3,10 @@
 //! A notebook keeps one output of each kind per cell, the last one. So a cell shows one thing: a table, a figure, or
 //! several tables together with [`show_tables`].
 
+mod on_gpu;
+
+pub use on_gpu::{OnGpu, Origin, numerics_on_gpu};
+
 use crate::Result;
 use crate::figure::Figure;
 use crate::numerics::Step;
