@@ -4,7 +4,7 @@
 
 pub use crate::chunked::Chunked;
 pub use crate::compare::{Comparison, compare, compare_results};
-pub use crate::figure::{Figure, Rows};
+pub use crate::figure::{Emulation, Figure, Rows};
 pub use crate::inputs::{Regime, generate};
 pub use crate::kernel::{Kernel, kernel, kernels};
 pub use crate::notebook::{OnGpu, Show, numerics_on_gpu, progress_lines, show_tables};

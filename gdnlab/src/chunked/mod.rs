@@ -44,6 +44,7 @@ pub struct Chunked {
     name: String,
     policy: Policy,
     chunk: usize,
+    mode: &'static str,
 }
 
 impl Chunked {
@@ -55,15 +56,38 @@ impl Chunked {
         if !CHUNK_SIZES.contains(&chunk) {
             return Err(Error::input(format!("chunk size {chunk}: expected one of 16, 32, 64, 128")));
         }
-        Ok(Self { name: name.to_owned(), policy, chunk })
+        let mode = mode_of(&policy);
+        Ok(Self { name: name.to_owned(), policy, chunk, mode })
     }
 
     /// One kernel for each of [`Policy::presets`], with chunks of 64: `cpu-chunk-` and the preset's name.
     pub fn presets() -> Vec<Self> {
         Policy::presets()
             .into_iter()
-            .map(|(name, policy)| Self { name: format!("cpu-chunk-{name}"), policy, chunk: 64 })
+            .map(|(mode, policy)| Self { name: format!("cpu-chunk-{mode}"), policy, chunk: 64, mode })
             .collect()
+    }
+
+    /// What the chunk kernel for a GPU that is called `name` does, emulated: the same algebra with the same operands, and held
+    /// to the same mode. Three things are not emulated: the kernel sums in another order, its scales reach further than f16
+    /// itself, and it takes the gradient of g from terms that cancel less.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where there is no such kernel.
+    pub fn emulating(name: &str) -> Result<Self> {
+        let (inputs, operands, mode) = match name {
+            "cuda-chunk-bf16" => (Format::Bf16, Format::F16, "f16-internals"),
+            "cuda-chunk-bf16-internals" => (Format::Bf16, Format::Bf16, "bf16"),
+            "cuda-chunk-f16" => (Format::F16, Format::F16, "fp16"),
+            "cuda-chunk-tf32" => (Format::F32, Format::Tf32, "tf32"),
+            "cuda-chunk-fp32" => (Format::F32, Format::F32, "fp32"),
+            _ => {
+                return Err(Error::input(format!(
+                    "'{name}' cannot be emulated: expected cuda-chunk- with bf16, bf16-internals, f16, tf32 or fp32"
+                )));
+            }
+        };
+        Ok(Self { name: format!("emulated {name}"), policy: Policy::of_gpu(inputs, operands), chunk: 64, mode })
     }
 
     /// The policy that this kernel follows.
@@ -165,6 +189,20 @@ fn add_rows<T: Real>(from: &Matrix<T>, to: &mut [&mut [f64]]) {
     }
 }
 
+/// The mode that a policy is held to: its own if it is a preset, or else that of its inputs.
+fn mode_of(policy: &Policy) -> &'static str {
+    if let Some((preset, _)) = Policy::presets().into_iter().find(|(_, known)| known == policy) {
+        return preset;
+    }
+    match policy.inputs {
+        Format::F64 => "fp64",
+        Format::F32 => "fp32",
+        Format::Tf32 | Format::Tf32Truncated => "tf32",
+        Format::Bf16 => "bf16",
+        Format::F16 => "fp16",
+    }
+}
+
 impl Kernel for Chunked {
     fn name(&self) -> &str {
         &self.name
@@ -195,16 +233,7 @@ impl Kernel for Chunked {
     }
 
     fn mode(&self) -> &'static str {
-        if let Some((preset, _)) = Policy::presets().into_iter().find(|(_, policy)| *policy == self.policy) {
-            return preset;
-        }
-        match self.policy.inputs {
-            Format::F64 => "fp64",
-            Format::F32 => "fp32",
-            Format::Tf32 | Format::Tf32Truncated => "tf32",
-            Format::Bf16 => "bf16",
-            Format::F16 => "fp16",
-        }
+        self.mode
     }
 
     fn input_format(&self) -> Format {

@@ -9,12 +9,12 @@ mod style;
 
 mod by_length;
 mod by_row;
-mod by_source;
+mod emulation;
 mod per_tensor;
 
 pub use by_length::error_by_length;
 pub use by_row::{Rows, error_by_row};
-pub use by_source::error_by_source;
+pub use emulation::{Emulation, emulations};
 pub use per_tensor::max_rel_per_tensor;
 
 use crate::file::write_atomic;

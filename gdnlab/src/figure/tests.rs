@@ -138,18 +138,26 @@ fn text_is_rendered_with_the_bundled_font() {
 }
 
 #[test]
-fn sources_stand_beside_each_other_in_a_panel_per_mode() {
+fn what_was_measured_stands_on_what_was_emulated() {
     let table = published();
     let twice = table.clone().lazy().with_column((col("max_rel") * lit(2.0)).alias("max_rel")).collect().unwrap();
-    let without_bf16 = twice.clone().lazy().filter(col("mode").neq(lit("bf16"))).collect().unwrap();
-    let sources = [("emulated", &table), ("on a GPU", &twice), ("published", &without_bf16)];
-    let figure = error_by_source(&sources, "the footer").unwrap();
-    check(&figure, &["emulated", "on a GPU", "final_state", "TF32", "fp32 with a TF32 solve", "×2.0", "the footer"]);
-    // A dot per mode, tensor and source, and the legend's.
-    assert_eq!(figure.svg().matches("<circle").count(), 2 * 7 * 3 + 7 * 2 + 3);
-    assert!(figure.description().contains("bf16: on a GPU ×2.0 off emulated;"), "{}", figure.description());
-    assert!(figure.description().contains("TF32: on a GPU ×2.0, published ×2.0 off emulated"));
+    let only_bf16 = table.clone().lazy().filter(col("mode").eq(lit("bf16"))).collect().unwrap();
+    let pairs = [
+        Emulation { name: "ours on a GPU", emulated: &table, measured: &twice },
+        Emulation { name: "theirs", emulated: &table, measured: &only_bf16 },
+    ];
+    let figure = emulations(&pairs, "the footer").unwrap();
+    check(
+        &figure,
+        &["theirs", "final_state", "TF32", "fp32 with a TF32 solve", "×2.0", "×1.0", "u(bf16)", "the footer"],
+    );
+    // A dot per mode and tensor that was measured, and three in the legend.
+    assert_eq!(figure.svg().matches("<circle").count(), 3 * 7 + 7 + 3);
+    let says = figure.description();
+    assert!(says.contains("ours on a GPU is off its emulation by a typical factor: bf16 ×2.0, TF32 ×2.0,"), "{says}");
+    assert!(says.contains("theirs is off its emulation by a typical factor: bf16 ×1.0."), "{says}");
     let exact = table.clone().lazy().with_column(lit(0.0).alias("max_rel")).collect().unwrap();
-    assert!(matches!(error_by_source(&[("x", &exact)], ""), Err(Error::Figure(_))));
-    assert!(matches!(error_by_source(&[], ""), Err(Error::Figure(_))));
+    let nothing = Emulation { name: "x", emulated: &table, measured: &exact };
+    assert!(matches!(emulations(&[nothing], ""), Err(Error::Figure(_))));
+    assert!(matches!(emulations(&[], ""), Err(Error::Figure(_))));
 }

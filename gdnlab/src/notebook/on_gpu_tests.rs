@@ -95,6 +95,38 @@ fn kernels_of_the_cpu_are_refused() {
     assert!(unknown.unwrap_err().to_string().contains("unknown kernel 'cuda-mine'"));
 }
 
+/// The emulations of the kernels for a GPU have the errors that were measured on one.
+#[test]
+fn what_is_emulated_is_what_was_measured() {
+    let problems = Problems {
+        shapes: vec![Shape::new(256, 2, 64, 128), Shape::new(1024, 2, 128, 128)],
+        ..Problems::day1(&[Regime::MildDecay, Regime::LongMemory], 1)
+    };
+    let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../data"));
+    for name in ["cuda-chunk-bf16", "cuda-chunk-bf16-internals", "cuda-chunk-f16", "cuda-chunk-tf32", "cuda-chunk-fp32"]
+    {
+        let (of_gpu, emulation) = (kernel(name).unwrap(), crate::chunked::Chunked::emulating(name).unwrap());
+        assert_eq!((emulation.mode(), emulation.input_format()), (of_gpu.mode(), of_gpu.input_format()), "{name}");
+        let (_, measured) = newest(data, "day01_numerics", &wanted(&problems, &[of_gpu.as_ref()]), REASON).unwrap();
+        let emulated = run(&problems, &[&emulation], |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(measured.len(), emulated.len());
+        for (measured, emulated) in measured.iter().zip(&emulated) {
+            let (workload, measured) = (&emulated.workload, measured.errors().unwrap());
+            let emulated = emulated.errors().unwrap();
+            assert_eq!(measured.tensor, emulated.tensor);
+            let factor = measured.rel_rms.unwrap() / emulated.rel_rms.unwrap();
+            // What the operands lose is the same; what sums lose depends on their order. dg has another formula.
+            let expected = match (name, measured.tensor.as_str()) {
+                ("cuda-chunk-fp32", _) => 0.3..2.2,
+                (_, "o") => 0.94..1.06,
+                _ => 0.5..1.7,
+            };
+            assert!(expected.contains(&factor), "{name}: {} is off by {factor}, {}", measured.tensor, words(workload));
+        }
+    }
+    assert!(crate::chunked::Chunked::emulating("cuda-recurrent-fp64").is_err());
+}
+
 /// On a machine with a GPU it measures, elsewhere it reads; what it says agrees with what it did.
 #[test]
 fn this_machine_measures_or_reads() {

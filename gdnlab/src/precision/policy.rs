@@ -173,17 +173,7 @@ impl Policy {
     pub fn bf16() -> Self {
         let mut policy = Self::uniform(Format::Bf16, Format::Bf16, Format::Bf16, Accumulate::F32);
         policy.write_form = WriteForm::Wy;
-        for wide in [
-            Intermediate::GateCumsum,
-            Intermediate::Gram,
-            Intermediate::FinalState,
-            Intermediate::DGram,
-            Intermediate::GateGrads,
-            Intermediate::StateGrad,
-        ] {
-            policy = policy.keep(wide, Format::F32);
-        }
-        policy.operands(Product::Solve, Format::Tf32Truncated)
+        policy.wide_gates_and_states().operands(Product::Solve, Format::Tf32Truncated)
     }
 
     /// Ours for bf16 inputs: every stored operand in f16, gates and states in fp32, the solve in TF32, the output and
@@ -200,6 +190,32 @@ impl Policy {
             policy = policy.operands(product, Format::F16);
         }
         policy
+    }
+
+    /// What the chunk kernels for a GPU do: [`WriteForm::Residual`], operands of every product in `operands`, the solve's
+    /// too, and what they store between in the same where it has 16 bits; gates, states and sums in binary32; the output and
+    /// the gradients of inputs in the format of the inputs. With binary32 for both it is [`Policy::fp32`].
+    pub fn of_gpu(inputs: Format, operands: Format) -> Self {
+        let stored = if operands == Format::Tf32 { Format::F32 } else { operands };
+        let mut policy = Self::uniform(inputs, stored, operands, Accumulate::F32);
+        for narrow in [Intermediate::Output, Intermediate::InputGrads] {
+            policy = policy.keep(narrow, inputs);
+        }
+        policy.wide_gates_and_states()
+    }
+
+    fn wide_gates_and_states(mut self) -> Self {
+        for wide in [
+            Intermediate::GateCumsum,
+            Intermediate::Gram,
+            Intermediate::FinalState,
+            Intermediate::DGram,
+            Intermediate::GateGrads,
+            Intermediate::StateGrad,
+        ] {
+            self = self.keep(wide, Format::F32);
+        }
+        self
     }
 
     /// Exact but for what goes in and comes out: inputs, output and the gradients of inputs in `format`, states and the

@@ -175,8 +175,8 @@ pub fn beside(measured: &DataFrame, published: &DataFrame) -> Result<DataFrame> 
 /// Errors of one mode: a table and the name of the mode that is read from it.
 pub type OfMode<'a> = (&'a DataFrame, &'a str);
 
-/// [`day1`] of several sources in one table for reading: each cell is `first | second | ...`, in four digits. Tensors that
-/// one of them lacks are left out.
+/// [`day1`] of several sources in one table for reading: each cell is `first | second | ...`, in four digits, or in three
+/// from three sources on. Tensors that one of them lacks are left out.
 ///
 /// # Errors
 /// As [`day1`], and [`Error::Input`] without sources or where they have different shapes.
@@ -201,7 +201,8 @@ pub fn day1_beside(sources: &[OfMode<'_>], unit: f64) -> Result<DataFrame> {
             continue;
         }
         let sides = present().map(Column::f64).collect::<PolarsResult<Vec<_>>>()?;
-        let word = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), four_digits);
+        let digits = if tables.len() < 3 { 4 } else { 3 };
+        let word = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| significant(value, digits));
         let cell = |row| sides.iter().map(|side| word(side.get(row))).collect::<Vec<_>>().join(" | ");
         let cells = (0..first.height()).map(cell);
         columns.push(Column::new(tensor.clone(), cells.collect::<Vec<_>>()));
@@ -209,10 +210,11 @@ pub fn day1_beside(sources: &[OfMode<'_>], unit: f64) -> Result<DataFrame> {
     Ok(DataFrame::new(first.height(), columns)?)
 }
 
-/// `value` with four significant digits and at most three decimals: `4.696`, `0.975`, `1133`.
-fn four_digits(value: f64) -> String {
-    let decimals = if value == 0.0 { 3.0 } else { 3.0 - value.abs().log10().floor() };
-    format!("{value:.*}", decimals.clamp(0.0, 3.0) as usize)
+/// `value` with `digits` significant digits, and at most one decimal less: `4.696`, `0.975` and `1134` with four.
+fn significant(value: f64, digits: u8) -> String {
+    let most = f64::from(digits) - 1.0;
+    let decimals = if value == 0.0 { most } else { most - value.abs().log10().floor() };
+    format!("{value:.*}", decimals.clamp(0.0, most) as usize)
 }
 
 /// Refuses a table that lacks one of `names`.
