@@ -20,7 +20,7 @@ enum Coefficient {
     KEY,         // rk_i
     LOG_DECAY,   // G_i, rounded to binary32,
     LOG_DECAY_2, // and what that rounding left
-    MOST,        // not by tokens: the largest magnitude in the rows READ to WRITE, by their number
+    MOST,        // not by tokens: the largest magnitude in each row up to WRITE
     COEFFICIENTS
 };
 

@@ -15,7 +15,7 @@ struct Exchange {
     Sums sums[SPLIT];       // of dS K'^T
     Passed d_output[SPLIT]; // rq do, for the scores
     Passed reads[SPLIT];    // rq e^G do, for the state
-    Passed right;           // dU of the second half
+    Passed right[2];        // dU of the second half, and what rounding left of it
     Passed writes[SPLIT];   // -beta e^G rk Y, for the state
 };
 constexpr int EXCHANGES = SPLIT == 2 ? GROUPS * (int)sizeof(Exchange) : 0;
@@ -65,10 +65,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         keep_scale(p.d_o_scales, part, scale_for(largest_d_output).inverse, at);
         const float largest_weighted = largest_d_output * weight[MOST * CHUNK + QUERY];
         const Scale weighted = scale_for(largest_weighted);
-        const Scale read = scale_for(largest_weighted * weight[MOST * CHUNK + DECAY]);
         weight_tokens(product, weight + QUERY * CHUNK, 1.0f, at);
         Operands d_output = operands_of(product, weighted.factor, weighted), d_output_too;
         weight_tokens(product, weight + DECAY * CHUNK, 1.0f, at);
+        const Scale read = scale_for(largest_of(product)); // a decay may have wiped out the largest
         Operands reads = operands_of(product, read.factor, read), reads_too;
         if (SPLIT == 2) {
             if (at.half == 1) pass(x.d_output[1], d_output, at);
@@ -99,7 +99,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 #pragma unroll
             for (int e = 0; e < 4; ++e) adjoint[n][e] += product[n][e] * d_output.scale.inverse;
         Scale right_scale = scale_for(largest_of(adjoint));
-        if (SPLIT == 2 && at.half == 1) pass(x.right, operands_of(adjoint, right_scale.factor, right_scale), at);
+        if (SPLIT == 2 && at.half == 1) {
+            const Operands rounded = operands_of(adjoint, right_scale.factor, right_scale);
+            pass(x.right[0], rounded, at);
+            if (HAS_REST) pass(x.right[1], rest_of(adjoint, right_scale.factor, rounded), at);
+        }
 
         // dS^T <- e^{G_C} dS^T + (weighted do)^T Q'; what Y adds follows below.
         const float decay = weight[DECAY * CHUNK + CHUNK - 1];
@@ -109,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
             next = smaller(next, reads_too.scale);
             added_inverse = fmaxf(added_inverse, reads_too.scale.inverse);
         }
-        multiply(state, decay * (next.factor * held.inverse));
+        multiply(state, decay * ratio(next, held));
         held = next;
         bring_to(reads, held);
         add_to_state(state, reads, stage.queries, at.first_token, at);
@@ -122,29 +126,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         // Y^T = dU^T T
         clear(product);
         if (SPLIT == 2 && at.half == 0) {
-            Operands after = take(x.right, at);
-            right_scale = smaller(right_scale, after.scale);
-            bring_to(after, right_scale);
+            right_scale = smaller(right_scale, x.right[0].scale);
 #pragma unroll
-            for (int c = 0; c < STEPS; ++c)
-                product_nn(product, after.left[c], stage.inverse + (C_PART + 16 * c) * SQUARE_PITCH, SQUARE_PITCH);
+            for (int part = 0; part < (HAS_REST ? 2 : 1); ++part) {
+                Operands after = take(x.right[part], at);
+                bring_to(after, right_scale);
+#pragma unroll
+                for (int c = 0; c < STEPS; ++c)
+                    product_nn(product, after.left[c], stage.inverse + (C_PART + 16 * c) * SQUARE_PITCH, SQUARE_PITCH);
+            }
         }
 #pragma unroll
-        for (int c = 0; c < STEPS; ++c)
-            product_nn(product, make_left(adjoint[2 * c], adjoint[2 * c + 1], right_scale.factor),
-                       stage.inverse + (at.first_token + 16 * c) * SQUARE_PITCH + at.first_token, SQUARE_PITCH, 0, c + 1);
+        for (int c = 0; c < STEPS; ++c) {
+            const operand* inverse = stage.inverse + (at.first_token + 16 * c) * SQUARE_PITCH + at.first_token;
+            const Left rounded = make_left(adjoint[2 * c], adjoint[2 * c + 1], right_scale.factor);
+            product_nn(product, rounded, inverse, SQUARE_PITCH, 0, c + 1);
+            if (HAS_REST)
+                product_nn(product, make_left_rest(adjoint[2 * c], adjoint[2 * c + 1], right_scale.factor, rounded), inverse,
+                           SQUARE_PITCH, 0, c + 1);
+        }
 
         // Y for the state, ...
         const float largest_adjoint = largest_of(product) * right_scale.inverse;
         const Scale kept = scale_for(largest_adjoint);
-        multiply(product, right_scale.inverse * kept.factor);
-        const Scale write = scale_for(largest_adjoint * weight[MOST * CHUNK + READ]);
+        multiply(product, ratio(kept, right_scale));
 #pragma unroll
         for (int n = 0; n < C_PART / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) adjoint[n][e] = product[n][e];
-        weight_tokens(adjoint, weight + READ * CHUNK, -(kept.inverse * write.factor), at);
-        Operands writes = operands_of(adjoint, 1.0f, write), writes_too;
+        weight_tokens(adjoint, weight + READ * CHUNK, -kept.inverse, at);
+        const Scale write = scale_for(largest_of(adjoint));
+        Operands writes = operands_of(adjoint, write.factor, write), writes_too;
         next = smaller(held, write);
         float written_inverse = write.inverse;
         if (SPLIT == 2) {

@@ -14,7 +14,7 @@
 // What the two warps of a group tell each other in a chunk; a single warp needs no such memory.
 struct Exchange {
     Sums sums[SPLIT];       // of K' S, then of Q' S
-    Passed right;           // R of the first half
+    Passed right[2];        // R of the first half, and what rounding left of it
     Passed plain;           // U of the first half, for the scores
     Passed weighted[SPLIT]; // e^{G_C - G} rk U, for the state
     float largest_state[SPLIT];
@@ -76,27 +76,39 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
                 right[n][e] = (e % 2 ? beta.y : beta.x) * writes[n][e] - (e % 2 ? read.y : read.x) * right[n][e];
         }
         Scale right_scale = scale_for(largest_of(right));
-        if (SPLIT == 2 && at.half == 0) pass(x.right, operands_of(right, right_scale.factor, right_scale), at);
+        if (SPLIT == 2 && at.half == 0) {
+            const Operands rounded = operands_of(right, right_scale.factor, right_scale);
+            pass(x.right[0], rounded, at);
+            if (HAS_REST) pass(x.right[1], rest_of(right, right_scale.factor, rounded), at);
+        }
         group_sync(at);
         if (Output) product_with_tokens(output, x.sums[at.half], state, stage.queries, held.inverse, at);
 
-        // U^T = R^T T^T; tokens of the second half need those of the first
+        // U^T = R^T T^T; tokens of the second half need those of the first. What rounding leaves of R is multiplied too: it
+        // is the cheapest of the roundings between S and U to avoid.
         clear(writes);
         const operand* inverse = stage.inverse + at.first_token * SQUARE_PITCH;
         if (SPLIT == 2 && at.half == 1) {
-            Operands before = take(x.right, at);
-            right_scale = smaller(right_scale, before.scale);
-            bring_to(before, right_scale);
+            right_scale = smaller(right_scale, x.right[0].scale);
 #pragma unroll
-            for (int c = 0; c < STEPS; ++c) product_nt(writes, before.left[c], inverse + 16 * c, SQUARE_PITCH);
+            for (int part = 0; part < (HAS_REST ? 2 : 1); ++part) {
+                Operands before = take(x.right[part], at);
+                bring_to(before, right_scale);
+#pragma unroll
+                for (int c = 0; c < STEPS; ++c) product_nt(writes, before.left[c], inverse + 16 * c, SQUARE_PITCH);
+            }
         }
 #pragma unroll
-        for (int c = 0; c < STEPS; ++c)
-            product_nt(writes, make_left(right[2 * c], right[2 * c + 1], right_scale.factor),
-                       inverse + at.first_token + 16 * c, SQUARE_PITCH, c);
+        for (int c = 0; c < STEPS; ++c) {
+            const Left rounded = make_left(right[2 * c], right[2 * c + 1], right_scale.factor);
+            product_nt(writes, rounded, inverse + at.first_token + 16 * c, SQUARE_PITCH, c);
+            if (HAS_REST)
+                product_nt(writes, make_left_rest(right[2 * c], right[2 * c + 1], right_scale.factor, rounded),
+                           inverse + at.first_token + 16 * c, SQUARE_PITCH, c);
+        }
         const float largest_write = largest_of(writes) * right_scale.inverse;
         const Scale plain = scale_for(largest_write);
-        const float unit = right_scale.inverse * plain.factor;
+        const float unit = ratio(plain, right_scale);
         Operands own;
         if (Output) {
             own = operands_of(writes, unit, plain);
@@ -106,9 +118,10 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
             store_columns(writes, stage.values, (Operand*)p.writes + square * CHUNK * VD + first_column, VD, CHUNK, at);
             keep_scale(p.write_scales, part, plain.inverse, at);
         }
-        const Scale added = scale_for(largest_write * weight[MOST * CHUNK + WRITE]);
-        weight_tokens(writes, weight + WRITE * CHUNK, (Output ? right_scale.inverse : plain.inverse) * added.factor, at);
-        Operands weighted = operands_of(writes, 1.0f, added), weighted_too;
+        // The largest of what is left: a decay may have wiped out the largest U.
+        weight_tokens(writes, weight + WRITE * CHUNK, Output ? right_scale.inverse : plain.inverse, at);
+        const Scale added = scale_for(largest_of(writes));
+        Operands weighted = operands_of(writes, added.factor, added), weighted_too;
         float largest_before = largest_state;
         if (SPLIT == 2) {
             pass(x.weighted[at.half], weighted, at);
@@ -151,7 +164,7 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
             next = smaller(next, weighted_too.scale);
             added_inverse = fmaxf(added_inverse, weighted_too.scale.inverse);
         }
-        multiply(state, decay * (next.factor * held.inverse));
+        multiply(state, decay * ratio(next, held));
         held = next;
         bring_to(weighted, held);
         add_to_state(state, weighted, stage.keys, at.first_token, at);

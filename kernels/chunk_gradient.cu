@@ -530,32 +530,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
         if (at.warp == 0) {
             const int token = p.chunk_token[chunk], length = p.chunk_length[chunk];
             // dg_t: what lies behind t of the first sums, what lies before it of the b_i.
-            float behind = 0.0f;
+            double behind = 0.0;
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) behind += s.state_dots[w];
             behind *= s.coefficients[DECAY][CHUNK - 1];
-            float before[CHUNK / 32], all = 0.0f;
+            double before[CHUNK / 32], all = 0.0;
 #pragma unroll
             for (int part = 0; part < CHUNK / 32; ++part) {
-                float own = 0.0f;
+                double own = 0.0;
 #pragma unroll
                 for (int w = 0; w < COLUMN_WARPS; ++w) own += s.write_dots[w][32 * part + at.lane];
-                float sum = own;
+                double sum = own;
 #pragma unroll
                 for (int offset = 1; offset < 32; offset <<= 1) {
-                    const float other = __shfl_up_sync(0xffffffffu, sum, offset);
+                    const double other = __shfl_up_sync(0xffffffffu, sum, offset);
                     if (at.lane >= offset) sum += other;
                 }
                 // Without the own one: the sum up to the lane before.
-                const float upto = __shfl_up_sync(0xffffffffu, sum, 1);
-                before[part] = all + (at.lane > 0 ? upto : 0.0f);
+                const double upto = __shfl_up_sync(0xffffffffu, sum, 1);
+                before[part] = all + (at.lane > 0 ? upto : 0.0);
                 all += __shfl_sync(0xffffffffu, sum, 31);
             }
 #pragma unroll
             for (int part = CHUNK / 32 - 1; part >= 0; --part) {
                 const int i = 32 * part + at.lane;
                 const float b = s.coefficients[BETA][i];
-                float row = 0.0f, column = 0.0f, overlap = 0.0f, value = 0.0f, query = 0.0f, key = 0.0f;
+                double row = 0.0, column = 0.0, query = 0.0, key = 0.0;
+                float overlap = 0.0f, value = 0.0f;
 #pragma unroll
                 for (int w = 0; w < COLUMN_WARPS; ++w) {
                     query += s.query_dots[w][i];
@@ -569,18 +570,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                 }
 #pragma unroll
                 for (int w = 0; w < TILES; ++w) column += s.column_sums[w][i];
-                float sum = (row - column) + (query - b * key);
+                double sum = (row - column) + (query - (double)b * key);
 #pragma unroll
                 for (int offset = 1; offset < 32; offset <<= 1) {
-                    const float other = __shfl_down_sync(0xffffffffu, sum, offset);
+                    const double other = __shfl_down_sync(0xffffffffu, sum, offset);
                     if (at.lane + offset < 32) sum += other;
                 }
                 sum += behind;
                 behind = __shfl_sync(0xffffffffu, sum, 0);
                 if (i < length) {
                     const long long to = (long long)(token + i) * p.value_heads + head;
-                    p.dg[to] = sum + before[part];
-                    p.dbeta[to] = value - key + overlap;
+                    p.dg[to] = (float)(sum + before[part]);
+                    p.dbeta[to] = value - (float)key + overlap;
                 }
             }
         }

@@ -186,6 +186,15 @@ __device__ __forceinline__ Operands operands_of(const OwnTokens& tiles, float un
     operands.scale = scale;
     return operands;
 }
+// What was lost on the way there.
+__device__ __forceinline__ Operands rest_of(const OwnTokens& tiles, float unit, const Operands& rounded) {
+    Operands rest;
+#pragma unroll
+    for (int c = 0; c < STEPS; ++c)
+        rest.left[c] = make_left_rest(tiles[2 * c], tiles[2 * c + 1], unit, rounded.left[c]);
+    rest.scale = rounded.scale;
+    return rest;
+}
 __device__ __forceinline__ void bring_to(Operands& operands, Scale scale) {
 #pragma unroll
     for (int c = 0; c < STEPS; ++c) scale_left(operands.left[c], scale.factor * operands.scale.inverse);
@@ -389,6 +398,6 @@ __device__ __forceinline__ void keep_state(const OwnState& state, operand* to, i
 // Brings a state into the range of its format.
 __device__ __forceinline__ void rescale(OwnState& state, Scale& held, Scale wanted) {
     if (wanted.factor == held.factor) return;
-    multiply(state, wanted.factor * held.inverse);
+    multiply(state, ratio(wanted, held));
     held = wanted;
 }

@@ -108,6 +108,13 @@ __device__ __forceinline__ Scale scale_for(float largest) {
     return scale;
 }
 
+// What turns values of one scale into those of another. Never infinite: an all-zero tensor may have a scale that is out of
+// proportion, and must stay zero.
+__device__ __forceinline__ float ratio(Scale to, Scale from) {
+    const float largest = __uint_as_float(254u << 23); // 2^127
+    return fminf(to.factor * from.inverse, largest);
+}
+
 __device__ __forceinline__ Scale smaller(Scale a, Scale b) { return a.factor < b.factor ? a : b; }
 
 // The largest of a non-negative value over the warp.
@@ -398,6 +405,21 @@ __device__ __forceinline__ Left load_left_transposed(const operand* from, int pi
 #endif
     return left;
 }
+
+// What was lost when the tiles became `rounded`, as a second operand: together they hold twice the digits. Only f16 needs it.
+__device__ __forceinline__ Left make_left_rest(const float (&a)[4], const float (&b)[4], float factor, const Left& rounded) {
+    float rest[2][4];
+    clear(rest);
+#if MODE == MODE_F16
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        f16 x = {(u16)(rounded.r[e / 2] >> (16 * (e % 2)))};
+        rest[e / 4][e % 4] = (e < 4 ? a : b)[e % 4] * factor - to_float(x);
+    }
+#endif
+    return make_left(rest[0], rest[1], 1.0f);
+}
+constexpr bool HAS_REST = MODE == MODE_F16;
 
 // Multiplies a left operand by a power of two.
 __device__ __forceinline__ void scale_left(Left& left, float factor) {

@@ -238,7 +238,7 @@ impl Config {
     }
 
     /// No less than what the two warps of a group exchange in a sweep (`Exchange`), in bytes: sums of 16 columns by the
-    /// tokens of the chunk, and seven sets of left operands (`Left`) of half the chunk, each with a scale.
+    /// tokens of the chunk, and eight sets of left operands (`Left`) of half the chunk, each with a scale.
     fn exchange_bytes(&self) -> usize {
         if self.variant.split() == 1 {
             return 0;
@@ -246,7 +246,7 @@ impl Config {
         let sums = GROUP_COLUMNS * self.chunk * size_of::<f32>();
         let left = 8 * self.operand_bytes();
         let operands = self.chunk / 32 * LANES * left + 16;
-        sums + 7 * operands
+        sums + 8 * operands
     }
 
     /// Warps that share the columns of K in the gradient.
