@@ -182,11 +182,7 @@ impl Plot<'_> {
         canvas.draw(&Rectangle::new([(x, y - 2), (x + 56, y + 2)], FAINT.filled()))?;
         canvas.draw(&Circle::new((x + 28, y), 8, FAINT.filled()))?;
         canvas.draw_text("measured", &text, (x + 70, y))?;
-        canvas.draw_text(
-            "× factor between them",
-            &style::text(LABEL, FAINT, HPos::Right, VPos::Center),
-            (RIGHT, y),
-        )?;
+        canvas.draw_text("× factor between them", &style::text(LABEL, FAINT, HPos::Right, VPos::Center), (RIGHT, y))?;
         let caption = "max |x − r| / max |r|, r in float64 · the same distance is the same factor in every panel";
         let middle = ((LEFT + RIGHT) / 2, self.bottom + 104);
         canvas.draw_text(caption, &style::text(LABEL, INK, HPos::Center, VPos::Center), middle)?;
