@@ -586,6 +586,8 @@ fn bench_says_that_there_is_no_gpu() {
 fn bench_refuses_what_it_cannot_time_before_it_asks_for_a_gpu() {
     let bench = |arguments: &[&str]| lab(["bench", "gdn"].iter().chain(arguments));
     assert_refused(&bench(&["--kernel", "reference"]), &["no kernel 'reference' to time", "cuda-chunk-bf16"]);
+    assert_refused(&bench(&["--shape", "1x100:2,2,50,70"]), &["cuda-chunk-bf16", "K = 50: expected one of 32, 64"]);
+    assert_refused(&bench(&["--pass", "bwd", "--filter", "zzz"]), &["--filter 'zzz' and --pass bwd"]);
     assert_refused(&bench(&["--shape", "1x64:2,3"]), &["HV = 3 is not a multiple of HK = 2"]);
     assert_refused(&bench(&["--filter", "7/7"]), &["none of the 18 cases", "fwd 2/8 128/128 1x32768 (397B/122B TP8)"]);
     assert_refused(&bench(&["--samples", "0"]), &["0 samples"]);

@@ -5,10 +5,15 @@ use crate::cuda::chunk::{Chunk, Options, Plan, Setup};
 use crate::cuda::{Gpu, Stream};
 use crate::kernel::Kernel;
 use crate::precision::Format;
+use crate::problem::Shape;
 use crate::record::Pass;
 use crate::{Error, Result};
 
 impl Subject for Chunk {
+    fn supports(&self, shape: &Shape) -> Result<()> {
+        self.supports_shape(shape)
+    }
+
     fn load(&self, pass: Pass, tensors: &Tensors) -> Result<Box<dyn Loaded>> {
         let backward = pass == Pass::Bwd;
         let options = Options {

@@ -63,6 +63,10 @@ impl Kernel for Emulated {
 }
 
 impl Subject for Emulated {
+    fn supports(&self, _: &crate::problem::Shape) -> Result<()> {
+        Ok(())
+    }
+
     fn load(&self, pass: Pass, tensors: &Tensors) -> Result<Box<dyn Loaded>> {
         if tensors.shape.tokens > self.fails_beyond_tokens {
             return Err(Error::Unsupported { kernel: "emulated".to_owned(), reason: "too long".to_owned() });

@@ -27,12 +27,19 @@ pub use values::Values;
 use crate::cuda::Stream;
 use crate::cuda::chunk::Chunk;
 use crate::kernel::Kernel;
+use crate::problem::Shape;
 use crate::record::Pass;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
 
 /// A kernel that can be timed: it takes a call into the memory of the device once, and then starts with launches alone.
 pub trait Subject: Kernel {
+    /// Refuses sizes that it has no kernel for, before anything is measured.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`] with the sizes that it takes.
+    fn supports(&self, shape: &Shape) -> Result<()>;
+
     /// Compiles what `pass` needs for such a call, and puts `tensors` and room for the results and for intermediates into
     /// the memory of the device. All that is not launches happens here.
     ///

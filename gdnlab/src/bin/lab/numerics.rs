@@ -2,6 +2,7 @@
 
 use crate::output::{note, print};
 use gdnlab::chunked::Chunked;
+use gdnlab::cuda::Gpu;
 use gdnlab::inputs::Regime;
 use gdnlab::kernel::{Kernel, kernel};
 use gdnlab::memory::require;
@@ -114,6 +115,10 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let kernels = self.kernels()?;
         let kernels: Vec<&dyn Kernel> = kernels.iter().map(AsRef::as_ref).collect();
+        if kernels.iter().any(|kernel| kernel.on_gpu()) {
+            // Before the first kernel has used a minute in vain.
+            Gpu::shared()?;
+        }
         let problems =
             Problems { op: self.op, shapes: self.shapes(&kernels)?, regimes: self.regime.clone(), seed: self.seed };
         let records = run(&problems, &kernels, |step| {

@@ -4,7 +4,7 @@ use super::{HEAD_DIMS, Mode, Plan, Setup};
 use crate::cuda::Gpu;
 use crate::kernel::Kernel;
 use crate::precision::Format;
-use crate::problem::{Inputs, Op, Results};
+use crate::problem::{Inputs, Op, Results, Shape};
 use crate::{Error, Result};
 
 /// The chunk form of GDN on the GPU of this process, in one mode and for one input format.
@@ -108,19 +108,30 @@ impl Chunk {
 
     /// Refuses problems that other kernels take.
     fn supports(&self, inputs: &Inputs) -> Result<()> {
-        let unsupported = |reason: String| Err(Error::Unsupported { kernel: self.name.to_owned(), reason });
         if inputs.op() != Op::Gdn {
-            return unsupported(format!("the operator {}: expected gdn", inputs.op()));
+            return Err(self.unsupported(format!("the operator {}: expected gdn", inputs.op())));
         }
-        for (name, dim) in [("K", inputs.shape.key_dim), ("V", inputs.shape.value_dim)] {
+        self.supports_shape(&inputs.shape)
+    }
+
+    /// Refuses head dimensions that there is no kernel for.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with those that there are.
+    pub(crate) fn supports_shape(&self, shape: &Shape) -> Result<()> {
+        for (name, dim) in [("K", shape.key_dim), ("V", shape.value_dim)] {
             if !HEAD_DIMS.contains(&dim) {
                 let dims = HEAD_DIMS.map(|dim| dim.to_string()).join(", ");
-                return unsupported(format!(
+                return Err(self.unsupported(format!(
                     "{name} = {dim}: expected one of {dims}; cuda-recurrent-fp32 takes every {name} up to 256"
-                ));
+                )));
             }
         }
         Ok(())
+    }
+
+    fn unsupported(&self, reason: String) -> Error {
+        Error::Unsupported { kernel: self.name.to_owned(), reason }
     }
 }
 

@@ -86,6 +86,13 @@ impl PassName {
             Self::Bwd => Pass::Bwd,
         }
     }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fwd => "fwd",
+            Self::Bwd => "bwd",
+        }
+    }
 }
 
 impl Args {
@@ -96,6 +103,9 @@ impl Args {
         let subjects = subjects(&self.kernel)?;
         let budget = self.samples.map_or_else(|| Ok(Budget::default()), Budget::of_samples)?;
         let interrupt = Interrupt::new()?;
+        for case in &cases {
+            subjects.iter().try_for_each(|subject| subject.supports(&case.shape))?;
+        }
 
         let gpu = Gpu::shared()?;
         let cases: Vec<Case> = cases.into_iter().map(|case| case.on(&gpu.name)).collect();
@@ -131,10 +141,13 @@ impl Args {
         let cases: Vec<Case> = all.iter().filter(|case| wanted(case)).cloned().collect();
         match all.first() {
             Some(first) if cases.is_empty() => {
-                let filter = self.filter.as_deref().unwrap_or_default();
+                let filter = self.filter.as_ref().map(|text| format!("--filter '{text}'"));
+                let pass = self.pass.map(|name| format!("--pass {}", name.name()));
+                let asked: Vec<String> = filter.into_iter().chain(pass).collect();
                 Err(Error::input(format!(
-                    "none of the {} cases is left by --filter '{filter}' and --pass: a case reads '{first}'",
-                    all.len()
+                    "none of the {} cases is left by {}: a case reads '{first}'",
+                    all.len(),
+                    asked.join(" and ")
                 )))
             }
             _ => Ok(cases),
