@@ -115,12 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         }
         multiply(state, decay * ratio(next, held));
         held = next;
-        bring_to(reads, held);
-        add_to_state(state, reads, stage.queries, at.first_token, at);
-        if (SPLIT == 2) {
-            bring_to(reads_too, held);
-            add_to_state(state, reads_too, stage.queries, C_PART - at.first_token, at);
-        }
+        add_to_state(state, held, reads, reads_too, stage.queries, at);
         group_sync(at);
 
         // Y^T = dU^T T
@@ -169,12 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 
         // dS^T <- dS^T - (weighted Y)^T K'
         rescale(state, held, next);
-        bring_to(writes, held);
-        add_to_state(state, writes, stage.keys, at.first_token, at);
-        if (SPLIT == 2) {
-            bring_to(writes_too, held);
-            add_to_state(state, writes_too, stage.keys, C_PART - at.first_token, at);
-        }
+        add_to_state(state, held, writes, writes_too, stage.keys, at);
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1)
             largest_state = largest_of(state) * held.inverse;
         else // the scales say what the largest of the added operands are, up to a factor of 2

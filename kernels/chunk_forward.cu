@@ -166,12 +166,7 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
         }
         multiply(state, decay * ratio(next, held));
         held = next;
-        bring_to(weighted, held);
-        add_to_state(state, weighted, stage.keys, at.first_token, at);
-        if (SPLIT == 2) {
-            bring_to(weighted_too, held);
-            add_to_state(state, weighted_too, stage.keys, C_PART - at.first_token, at);
-        }
+        add_to_state(state, held, weighted, weighted_too, stage.keys, at);
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1)
             largest_state = largest_of(state) * held.inverse;
         else // the scales say what the largest of the added operands are, up to a factor of 2

@@ -221,6 +221,20 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// Rows of a triangular square, or of its transpose, times a tile of rows of K.
+template <bool Transposed>
+__device__ __forceinline__ void product_with_square(float (&product)[K_PART / 8][4], const operand* square,
+                                                    const operand* tile, const Place& at) {
+    const int diagonal = at.first_row / 16;
+    clear(product);
+#pragma unroll 1
+    for (int c = Transposed ? diagonal : 0; c < (Transposed ? TILES : diagonal + 1); ++c) {
+        const Left left = Transposed ? load_left_transposed(square + 16 * c * SQUARE_PITCH + at.first_row, SQUARE_PITCH)
+                                     : load_left(square + at.first_row * SQUARE_PITCH + 16 * c, SQUARE_PITCH);
+        product_nn(product, left, tile + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
+    }
+}
+
 // A product of what streams through shared memory with a state.
 template <Product Which, class Arrive, class Leave>
 __device__ __forceinline__ void product_with_state(float (&product)[K_PART / 8][4], const Shared& s, const Place& at,
@@ -461,39 +475,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
                     }
             __syncthreads();
             if (!transposed) {
-                clear(product);
-#pragma unroll 1
-                for (int c = 0; c <= tile_row; ++c) {
-                    const Left left = load_left(d_scores + at.first_row * SQUARE_PITCH + 16 * c, SQUARE_PITCH);
-                    product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
-                }
+                product_with_square<false>(product, d_scores, keys, at);
                 const float of_scores[2] = {s.scale[0].inverse, s.scale[0].inverse};
                 add_rows(dq, product, of_scores);
-                clear(product);
-#pragma unroll 1
-                for (int c = 0; c <= tile_row; ++c) {
-                    const Left left = load_left(d_lower + at.first_row * SQUARE_PITCH + 16 * c, SQUARE_PITCH);
-                    product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
-                }
-                const float weight[2] = {s.coefficients[BETA][rows[0]] * s.scale[1].inverse, s.coefficients[BETA][rows[1]] * s.scale[1].inverse};
+                product_with_square<false>(product, d_lower, keys, at);
+                const float weight[2] = {s.coefficients[BETA][rows[0]] * s.scale[1].inverse,
+                                         s.coefficients[BETA][rows[1]] * s.scale[1].inverse};
                 add_rows(dk, product, weight);
             } else {
-                clear(product);
-#pragma unroll 1
-                for (int c = tile_row; c < TILES; ++c) {
-                    const Left left =
-                        load_left_transposed(d_scores + 16 * c * SQUARE_PITCH + at.first_row, SQUARE_PITCH);
-                    product_nn(product, left, queries + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
-                }
+                product_with_square<true>(product, d_scores, queries, at);
                 const float of_scores[2] = {s.scale[2].inverse, s.scale[2].inverse};
                 add_rows(dk, product, of_scores);
-                clear(product);
-#pragma unroll 1
-                for (int c = tile_row; c < TILES; ++c) {
-                    const Left left =
-                        load_left_transposed(d_lower + 16 * c * SQUARE_PITCH + at.first_row, SQUARE_PITCH);
-                    product_nn(product, left, keys + 16 * c * ROW_PITCH + at.first_column, ROW_PITCH);
-                }
+                product_with_square<true>(product, d_lower, keys, at);
                 const float of_lower[2] = {s.scale[3].inverse, s.scale[3].inverse};
                 add_rows(dk, product, of_lower);
             }

@@ -256,12 +256,19 @@ __device__ __forceinline__ float add_sums(OwnTokens& own, float factor, const Su
     return SPLIT == 2 ? 1.0f : factor;
 }
 
-// state += (left operands)^T times the rows of a tile from token `first` on, over the warp's part of K.
-__device__ __forceinline__ void add_to_state(OwnState& state, const Operands& operands, const operand* tile, int first,
-                                             const Place& at) {
+// state += (left operands)^T times the rows of a tile, over the warp's part of K: those of the warp's own tokens, and those
+// of the other warp's. The operands are brought to the scale that the state is held in.
+__device__ __forceinline__ void add_to_state(OwnState& state, Scale held, Operands& own, Operands& other,
+                                             const operand* tile, const Place& at) {
 #pragma unroll
-    for (int c = 0; c < STEPS; ++c)
-        product_nn(state, operands.left[c], tile + (first + 16 * c) * ROW_PITCH + at.first_k, ROW_PITCH);
+    for (int warp = 0; warp < SPLIT; ++warp) {
+        Operands& operands = warp == 0 ? own : other;
+        const int first = warp == 0 ? at.first_token : C_PART - at.first_token;
+        bring_to(operands, held);
+#pragma unroll
+        for (int c = 0; c < STEPS; ++c)
+            product_nn(state, operands.left[c], tile + (first + 16 * c) * ROW_PITCH + at.first_k, ROW_PITCH);
+    }
 }
 
 // A scale for each half where there is one warp for both.
