@@ -4,13 +4,17 @@ mod aligned;
 pub mod attention;
 pub mod conv;
 pub mod gate;
+pub mod linear;
 mod matrix;
 pub mod norm;
 mod recurrence;
+pub mod rope;
 mod segment;
 mod sweep;
+pub mod swiglu;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
+pub mod token;
 
 use crate::kernel::Kernel;
 use crate::precision::Format;

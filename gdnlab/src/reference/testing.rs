@@ -10,7 +10,7 @@ use rand_distr::{Distribution, StandardNormal};
 pub(super) const AWKWARD_LENGTHS: [usize; 5] = [0, 1, 15, 63, 65];
 
 /// iid N(0, 1).
-pub(super) fn gaussian(seed: u64, dims: &[usize]) -> Tensor {
+pub(crate) fn gaussian(seed: u64, dims: &[usize]) -> Tensor {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut tensor = Tensor::zeros(dims);
     tensor.data.fill_with(|| StandardNormal.sample(&mut rng));
@@ -19,32 +19,43 @@ pub(super) fn gaussian(seed: u64, dims: &[usize]) -> Tensor {
 
 /// `sum y dy`, and the sum of the magnitudes of its terms, which bounds its rounding error.
 #[derive(Clone, Copy)]
-pub(super) struct Loss {
+pub(crate) struct Loss {
     value: f64,
     magnitude: f64,
 }
 
 impl Loss {
-    pub(super) fn new(y: &Tensor, dy: &Tensor) -> Self {
+    pub(crate) fn new(y: &Tensor, dy: &Tensor) -> Self {
         assert_eq!(y.dims, dy.dims);
         let terms = || y.data.iter().zip(&dy.data).map(|(y, dy)| y * dy);
         Self { value: terms().sum(), magnitude: terms().map(f64::abs).sum() }
     }
 
-    pub(super) fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self { value: self.value + other.value, magnitude: self.magnitude + other.magnitude }
     }
 }
 
-/// Compares `grad` with central differences of `loss` in every element of `x`.
+/// Compares `grad` with central differences of `loss` in every element of `x`, as [`check_elements`] does.
+pub(crate) fn check_gradient(name: &str, x: &Tensor, grad: &Tensor, loss: impl Fn(&Tensor) -> Loss) {
+    check_elements(name, x, grad, 0..x.data.len(), loss);
+}
+
+/// Compares `grad` with central differences of `loss` in some `elements` of `x`.
 ///
 /// The step `h = eps^(1/3) max(1, |x|)` balances truncation, of order `h^2`, against rounding, of order `eps / h`. The
 /// truncation is estimated by the same difference over twice the step, of which it is a third of the change; each
 /// rounding of the loss is taken to be at most 8 eps of the magnitudes that were summed.
-pub(super) fn check_gradient(name: &str, x: &Tensor, grad: &Tensor, loss: impl Fn(&Tensor) -> Loss) {
+pub(crate) fn check_elements(
+    name: &str,
+    x: &Tensor,
+    grad: &Tensor,
+    elements: impl IntoIterator<Item = usize>,
+    loss: impl Fn(&Tensor) -> Loss,
+) {
     assert_eq!(x.dims, grad.dims, "{name}");
     let largest = grad.data.iter().fold(f64::MIN_POSITIVE, |m, g| m.max(g.abs()));
-    for at in 0..x.data.len() {
+    for at in elements {
         let h = f64::EPSILON.cbrt() * x.data[at].abs().max(1.0);
         let moved = |by: f64| {
             let mut x = x.clone();
@@ -70,14 +81,14 @@ pub(super) fn check_gradient(name: &str, x: &Tensor, grad: &Tensor, loss: impl F
 }
 
 /// The largest difference, relative to the largest magnitude of `expected`.
-pub(super) fn max_rel(found: &Tensor, expected: &Tensor) -> f64 {
+pub(crate) fn max_rel(found: &Tensor, expected: &Tensor) -> f64 {
     assert_eq!(found.dims, expected.dims);
     let largest = expected.data.iter().fold(f64::MIN_POSITIVE, |m, x| m.max(x.abs()));
     found.data.iter().zip(&expected.data).fold(0.0, |m: f64, (f, e)| m.max((f - e).abs())) / largest
 }
 
 /// Runs `compute` on one thread and on three.
-pub(super) fn on_one_and_three_threads<R: Send>(compute: impl Fn() -> R + Sync) -> [R; 2] {
+pub(crate) fn on_one_and_three_threads<R: Send>(compute: impl Fn() -> R + Sync) -> [R; 2] {
     [1, 3].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(&compute))
 }
 
