@@ -20,6 +20,7 @@ mod heads;
 pub mod inputs;
 pub mod kernel;
 pub mod memory;
+pub mod model;
 pub mod notebook;
 pub mod numerics;
 pub mod peer;

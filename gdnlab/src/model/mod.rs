@@ -1,0 +1,3 @@
+//! The language models of the ladder.
+
+pub mod config;
