@@ -1,11 +1,18 @@
 //! What a computation costs: FLOPs and bytes by formula, and the time that a machine's rates allow for them.
 //!
 //! A multiply-add counts as two FLOPs. Products count as whole matrices, also where half of one is zero, because tensor
-//! cores compute them so; what is done element by element (decays, gates, casts, sums) is not counted.
+//! cores compute them so; causal attention alone counts half of its scores, as is the custom. What is done element by
+//! element (decays, gates, casts, sums) is not counted.
 
+pub mod attention;
+pub mod chinchilla;
 pub mod gdn;
+pub mod memory;
+pub mod model;
+#[cfg(test)]
+mod published;
 
-/// Arithmetic and traffic of one call.
+/// Arithmetic and traffic of one call, or of one token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Floating-point operations in products.
@@ -24,7 +31,26 @@ pub struct Rates {
     pub matmul_flop_per_s: Option<f64>,
 }
 
+impl Rates {
+    /// The ridge point: the arithmetic intensity, in FLOPs per byte, above which products take longer than traffic. `None`
+    /// where the rate of products is not known.
+    pub fn ridge_flop_per_byte(&self) -> Option<f64> {
+        Some(self.matmul_flop_per_s? / self.copy_bytes_per_s)
+    }
+}
+
 impl Cost {
+    /// Arithmetic intensity in FLOPs per byte.
+    pub fn intensity_flop_per_byte(&self) -> f64 {
+        self.flop / self.bytes
+    }
+
+    /// Arithmetic intensity over the [ridge point](Rates::ridge_flop_per_byte): above 1 the products bound the time, below
+    /// 1 the traffic. `None` where the rate of products is not known.
+    pub fn intensity_over_ridge(&self, rates: &Rates) -> Option<f64> {
+        Some(self.intensity_flop_per_byte() / rates.ridge_flop_per_byte()?)
+    }
+
     /// The time in milliseconds that no implementation goes below: traffic or products, whichever takes longer. The two
     /// overlap at best.
     pub fn floor_ms(&self, rates: &Rates) -> f64 {
@@ -56,6 +82,17 @@ mod tests {
         assert!((cost.floor_ms(&slow_memory) - 20.0).abs() < 1e-12);
         let unknown = Rates { matmul_flop_per_s: None, ..rates };
         assert!((cost.floor_ms(&unknown) - 1.0).abs() < 1e-12);
+    }
+
+    /// Above the ridge point the products take longer than the traffic.
+    #[test]
+    fn the_ridge_point_parts_products_from_traffic() {
+        let rates = Rates { copy_bytes_per_s: 4e12, matmul_flop_per_s: Some(800e12) };
+        assert_eq!(rates.ridge_flop_per_byte(), Some(200.0));
+        let cost = Cost { flop: 500.0, bytes: 2.0 };
+        assert_eq!((cost.intensity_flop_per_byte(), cost.intensity_over_ridge(&rates)), (250.0, Some(1.25)));
+        let unknown = Rates { matmul_flop_per_s: None, ..rates };
+        assert_eq!((unknown.ridge_flop_per_byte(), cost.intensity_over_ridge(&unknown)), (None, None));
     }
 
     #[test]
