@@ -163,7 +163,7 @@ impl Draw {
         rng
     }
 
-    fn tensor(&self, name: &str, dims: &[usize], mut sample: impl FnMut(&mut ChaCha8Rng) -> f64) -> Tensor {
+    pub(crate) fn tensor(&self, name: &str, dims: &[usize], mut sample: impl FnMut(&mut ChaCha8Rng) -> f64) -> Tensor {
         let mut rng = self.stream(name);
         let count = dims.iter().product();
         Tensor { dims: dims.to_vec(), data: (0..count).map(|_| sample(&mut rng)).collect() }
@@ -221,18 +221,27 @@ fn log_decay(draw: &Draw, dims: &[usize], regime: Regime) -> Tensor {
             }
         }
         Regime::Correlated | Regime::GateInKernel => {
-            let a = draw.tensor("A", &[heads], |rng| rng.random_range(1.0..16.0));
-            // softplus(dt_bias) = dt, log-uniform.
-            let dt = draw.tensor("dt", &[heads * channels], |rng| rng.random_range(0.001f64.ln()..0.1f64.ln()).exp());
+            let a = draw.tensor("A", &[heads], initial_rate);
+            let dt_bias = draw.tensor("dt", &[heads * channels], initial_dt_bias);
             for (i, x) in g.data.iter_mut().enumerate() {
                 let channel = i % (heads * channels);
-                let shifted = *x + dt.data[channel].exp_m1().ln();
+                let shifted = *x + dt_bias.data[channel];
                 let a = a.data[channel / channels];
                 *x = if regime == Regime::Correlated { -5.0 * sigmoid(a * shifted) } else { a * log_sigmoid(-shifted) };
             }
         }
     }
     g
+}
+
+/// `A` as layers are initialised: uniform in (1, 16).
+pub(crate) fn initial_rate(rng: &mut ChaCha8Rng) -> f64 {
+    rng.random_range(1.0..16.0)
+}
+
+/// `dt_bias` as layers are initialised: `softplus(dt_bias)` log-uniform in (0.001, 0.1).
+pub(crate) fn initial_dt_bias(rng: &mut ChaCha8Rng) -> f64 {
+    rng.random_range(0.001f64.ln()..0.1f64.ln()).exp().exp_m1().ln()
 }
 
 fn write_gate(draw: &Draw, name: &str, dims: &[usize], regime: Regime) -> Tensor {

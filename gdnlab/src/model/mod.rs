@@ -1,3 +1,22 @@
-//! The language models of the ladder.
+//! The language models of the ladder: their sizes, their parameters, and their training on a CPU in float64.
+//!
+//! [`Model::loss_and_grads`] is the truth for a training step elsewhere: loss and every gradient from the layers of
+//! [`reference`](crate::reference), under the names of [`config::ModelConfig::parameter_tensors`]. [`train`](mod@train)
+//! takes such steps on a [`text`] with [`adamw`], and stops and goes on to the same bits.
 
+pub mod adamw;
+mod attention;
+mod block;
+mod checkpoint;
 pub mod config;
+mod exact;
+mod gdn;
+mod layer;
+pub mod parameters;
+mod step;
+pub mod text;
+pub mod train;
+
+pub use layer::NORM_EPS;
+pub use parameters::{Grads, Parameters};
+pub use step::Model;

@@ -28,9 +28,9 @@ const OPTIONAL: [&str; 5] = ["initial_state", "do", "dht", "cu_seqlens", "scale"
 pub fn read_case(path: impl AsRef<Path>) -> Result<Case> {
     let path = path.as_ref();
     let bytes = file::read_bytes(path)?;
-    let (tensors, op) = file::parse(path, &bytes)?;
+    let (tensors, metadata) = file::parse(path, &bytes)?;
     let reader = Reader { path, tensors: &tensors };
-    let op = reader.op(op.as_deref())?;
+    let op = reader.op(metadata.get("op").map(String::as_str))?;
     let inputs = reader.inputs(op)?;
     let mut warnings = reader.unknown(op);
     let validated = inputs.validate().map_err(|error| complaint(path, error))?;

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use std::path::Path;
 const EXPECTED: &str = "expected a safetensors file";
 
 /// The bytes of the regular file at `path`.
-pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let kind = match std::fs::metadata(path) {
         Err(missing) if missing.kind() == ErrorKind::NotFound => {
             return Err(complaint(path, format!("{missing}: {EXPECTED}")));
@@ -35,16 +36,15 @@ pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The tensors in `bytes`, and the metadata entry `op`.
-pub(super) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<(SafeTensors<'a>, Option<String>)> {
+/// The tensors in `bytes`, and the metadata.
+pub(crate) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<(SafeTensors<'a>, HashMap<String, String>)> {
     let header = SafeTensors::read_metadata(bytes).map_err(|error| describe(path, bytes.len(), &error))?.1;
-    let op = header.metadata().as_ref().and_then(|entries| entries.get("op").cloned());
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| describe(path, bytes.len(), &error))?;
-    Ok((tensors, op))
+    Ok((tensors, header.metadata().clone().unwrap_or_default()))
 }
 
 /// An error about the file at `path`.
-pub(super) fn complaint(path: &Path, what: impl std::fmt::Display) -> Error {
+pub(crate) fn complaint(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::input(format!("{}: {what}", path.display()))
 }
 
@@ -79,7 +79,7 @@ pub(super) fn format_of(path: &Path, name: &str, dtype: Dtype) -> Result<Format>
 }
 
 /// The values of `view`, each exactly.
-pub(super) fn decode(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Tensor> {
+pub(crate) fn decode(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Tensor> {
     let bytes = view.data();
     let data = match format_of(path, name, view.dtype())? {
         Format::F64 => values(bytes, f64::from_le_bytes),

@@ -11,7 +11,7 @@
 //! (`gdn` or `gdn2`) must agree with them where it is present.
 
 mod case;
-mod file;
+pub(crate) mod file;
 mod results;
 mod write;
 
@@ -20,4 +20,5 @@ mod tests;
 
 pub use case::{Case, read_case, write_case};
 pub use results::{ResultFile, read_results, write_results};
+pub(crate) use write::Stored;
 pub use write::{Destination, remove_unfinished};

@@ -39,8 +39,8 @@ impl ResultFile {
 pub fn read_results(path: impl AsRef<Path>, inputs: &Inputs) -> Result<ResultFile> {
     let path = path.as_ref();
     let bytes = file::read_bytes(path)?;
-    let (held, op) = file::parse(path, &bytes)?;
-    if let Some(stated) = op.filter(|stated| stated != inputs.op().name()) {
+    let (held, metadata) = file::parse(path, &bytes)?;
+    if let Some(stated) = metadata.get("op").filter(|stated| *stated != inputs.op().name()) {
         return Err(complaint(
             path,
             format!("metadata op is '{}', but the case is {}", stated.escape_debug(), inputs.op()),

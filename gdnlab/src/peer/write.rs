@@ -85,7 +85,7 @@ impl Destination {
     }
 
     /// Writes `tensors` and `metadata`, and puts the file in its place when it is complete and on disk.
-    pub(super) fn write(&self, mut tensors: Vec<Stored<'_>>, metadata: &[(&str, &str)]) -> Result<()> {
+    pub(crate) fn write(&self, mut tensors: Vec<Stored<'_>>, metadata: &[(&str, &str)]) -> Result<()> {
         let metadata: HashMap<String, String> =
             metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         // The widest first, so that each is aligned to its own elements.
@@ -167,8 +167,8 @@ impl Drop for Partial<'_> {
 }
 
 /// A tensor as it goes into a file, where it is encoded piece by piece.
-pub(super) struct Stored<'a> {
-    name: &'static str,
+pub(crate) struct Stored<'a> {
+    name: &'a str,
     dims: Vec<usize>,
     content: Content<'a>,
 }
@@ -180,12 +180,12 @@ enum Content<'a> {
 
 impl<'a> Stored<'a> {
     /// `tensor` in `format`; TF32 is stored as f32.
-    pub(super) fn values(name: &'static str, tensor: &'a Tensor, format: Format) -> Self {
+    pub(crate) fn values(name: &'a str, tensor: &'a Tensor, format: Format) -> Self {
         Self { name, dims: tensor.dims.clone(), content: Content::Values(&tensor.data, format) }
     }
 
     /// Token positions, as i64.
-    pub(super) fn positions(name: &'static str, positions: &'a [usize]) -> Self {
+    pub(super) fn positions(name: &'a str, positions: &'a [usize]) -> Self {
         Self { name, dims: vec![positions.len()], content: Content::Positions(positions) }
     }
 
