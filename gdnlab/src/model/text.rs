@@ -146,12 +146,14 @@ impl Text {
 
 const LICENCES: &str = "/usr/share/common-licenses";
 
-/// Where the modules of each Python 3 in PATH lie, the newest version first.
+/// Where the modules of each Python 3 in PATH lie, the newest version of a folder first.
 fn python_libraries() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .filter(|folder| folder.join("python3").exists())
-        .filter_map(|folder| Some(folder.parent()?.join("lib")))
+    let found = std::env::split_paths(&path).map(|folder| folder.join("python3")).filter(|python| python.exists());
+    // A virtual environment links to the Python that has the modules.
+    let with_target = found.flat_map(|python| [python.canonicalize().ok(), Some(python)]).flatten();
+    with_target
+        .filter_map(|python| Some(python.parent()?.parent()?.join("lib")))
         .flat_map(|lib| versions_in(&lib))
         .collect()
 }
