@@ -15,7 +15,7 @@ enum Coefficient {
     BETA,        // beta_i
     READ,        // beta_i e^{G_i} rk_i: weight of K'_i S in the right-hand side R_i
     DECAY,       // e^{G_i}
-    QUERY,       // rq_i
+    QUERY,       // rq_i / scale_unit
     WRITE,       // e^{G_C - G_i} rk_i: weight of K'_i U_i in the next state
     KEY,         // rk_i
     LOG_DECAY,   // G_i, rounded to binary32,
@@ -61,18 +61,26 @@ struct ChunkParams {
     float* write_scales; // (chunk, HV, V / 16, 2): for each half of the chunk
     operand* adjoints;     // (chunk, HV, C, V): Y
     float* adjoint_scales; // (chunk, HV, V / 16, 2): for each half of the chunk
-    operand* d_states;     // (chunk, HV, V, K): gradient of S at the end of the chunk
-    float* d_state_scales; // (chunk, HV, V / 16, 2): for each half of K
+    operand* d_states;     // (chunk, HV, V, K): gradient of S at the end of the chunk,
+    float* d_state_scales; // (chunk, HV, V / 16, 2): times this and scale_unit, for each half of K
     float* d_o_scales; // (chunk, HV, V / 16, 2): for each half of the chunk
     // Chunks and sequences.
     const int* chunk_token;    // (chunks): first token
     const int* chunk_length;   // (chunks): tokens, 1 to C
     const int* sequence_chunk; // (N + 1): first chunk of each sequence
+    // Segments: a long sequence of a model with few heads is cut, and its segments run side by side.
+    const int* segment_chunk;    // (M + 1): first chunk of each segment
+    const int* segment_sequence; // (M): sequence of each segment
+    const int* sequence_segment; // (N + 1): first segment of each sequence
+    float* segment_states;       // (M, HV, V, K): S at the start of each segment but a sequence's first; null without cuts
+    float* segment_d_states;     // (M, HV, V, K): gradient of S at the end of each segment but a sequence's last
+    float* transitions;          // (M, HV, 2, K, K): what S is multiplied by over a segment, and that transposed
     int chunks;
     int qk_heads;
     int value_heads;
     int heads_per_block; // value heads that one block of the preparation takes, a divisor of HV / HK
-    float scale;         // s
+    float scale;         // s = scale_unit times a power of two
+    float scale_unit;    // from 1 to 2
     float norm_epsilon;  // below 0: q and k are not normalised
     float beta_scale;    // 0: beta is given; else beta = beta_scale * sigmoid(logit)
     int state_transposed; // states outside the workspace are (V, K) instead of (K, V)

@@ -7,28 +7,32 @@
 //   do (T, HV, V), the workspace of chunk_prepare.cu, d_final_state
 //     ->  dv (T, HV, V), dh0, and for chunk_gradient.cu: Y, dS at the end of each chunk, the scales of do
 //
+// Compiled twice: chunk_backward does that; chunk_segment_starts gives, for a sequence that is cut, the gradient that
+// arrives at the start of a segment from its own outputs (chunk_join.cu adds what comes through it from later segments).
+//
 // The adjoint solve is a product with the T of the forward, so neither dT nor T^T dT T^T is ever formed.
 #include "chunk_sweep.cuh"
 
 // What the two warps of a group tell each other in a chunk; a single warp needs no such memory.
 struct Exchange {
-    Sums sums[SPLIT];       // of dS K'^T
-    Passed d_output[SPLIT]; // rq do, for the scores
-    Passed reads[SPLIT];    // rq e^G do, for the state
-    Passed right[2];        // dU of the second half, and what rounding left of it
-    Passed writes[SPLIT];   // -beta e^G rk Y, for the state
+    Sums sums[SPLIT];                  // of dS K'^T
+    Passed d_output;                   // rq do of the second half, for the scores
+    PassedUpdate<false> reads[SPLIT];  // rq e^G do, for the state
+    Passed right[2];                   // dU of the second half, and what rounding left of it
+    PassedUpdate<false> writes[SPLIT]; // -beta e^G rk Y, for the state
 };
 constexpr int EXCHANGES = SPLIT == 2 ? GROUPS * (int)sizeof(Exchange) : 0;
 
-// Grid: V / COLUMNS, HV, N.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __grid_constant__ ChunkParams p) {
+template <bool Starts> __device__ __forceinline__ void sweep(const ChunkParams& p) {
     extern __shared__ __align__(128) u8 shared[];
     Exchange* exchanges = (Exchange*)shared;
-    const int head = blockIdx.y, sequence = blockIdx.z;
-    const int begin = p.sequence_chunk[sequence], end = p.sequence_chunk[sequence + 1];
-    const int token = begin < end ? p.chunk_token[begin] : 0;
-    const int tokens = begin < end ? p.chunk_token[end - 1] + p.chunk_length[end - 1] - token : 0;
-    Pipeline<true> pipeline = {p, p.d_o, end - 1, -1, end - begin, token, tokens, head,
+    const int head = blockIdx.y;
+    const Segment segment = segment_of_block(p);
+    if (Starts) let_next_kernel_start();
+    wait_for_kernel_before();
+    if (Starts && segment.first) return;
+    const int begin = segment.begin, end = segment.end;
+    Pipeline<true> pipeline = {p, p.d_o, end - 1, -1, end - begin, segment.token, segment.tokens, head,
                                head / (p.value_heads / p.qk_heads), (int)blockIdx.x * COLUMNS,
                                shared + EXCHANGES};
 #if BULK_COPY
@@ -39,12 +43,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
     Exchange& x = exchanges[at.group];
     const int first_column = pipeline.first_column + 16 * at.group;
 
-    OwnState state; // dS^T times held.factor
-    load_state(state, p.d_final_state, state_place(p, sequence, head, first_column, at));
+    // dS^T / unit times held.factor. s is a power of two times `unit`, so what do adds is rounded for its decay alone.
+    const float unit = p.scale_unit;
+    pipeline.begin();
+    OwnState state;
+    const long long of_segment = (long long)segment.number * p.value_heads + head;
+    const long long of_sequence = (long long)segment.sequence * p.value_heads + head;
+    if (segment.last)
+        load_state(state, p.d_final_state, state_place(of_sequence, p.state_transposed, VD, first_column, at));
+    else
+        load_state(state, Starts ? nullptr : p.segment_d_states, state_place(of_segment, true, VD, first_column, at));
+    multiply(state, 1.0f / unit);
     float largest_state = largest_of(state);
     Scale held = {1.0f, 1.0f};
 
-    pipeline.begin();
     for (int chunk = end - 1; chunk >= begin; --chunk) {
         const int turn = end - 1 - chunk;
         const Stage stage = pipeline.stage(turn);
@@ -54,35 +66,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         const long long part = square * (VD / 16) + first_column / 16;
 
         rescale(state, held, scale_for(largest_state));
-        keep_state(state, p.d_states + square * VD * KD, first_column, at);
-        keep_scale(p.d_state_scales, part, held.inverse, at);
+        if (!Starts) {
+            keep_state(state, p.d_states + square * VD * KD, first_column, at);
+            keep_scale(p.d_state_scales, part, held.inverse, at);
+        }
 
         // dU^T = dS^T (weighted k)^T ...
         OwnTokens adjoint, product;
-        product_with_tokens(adjoint, x.sums[at.half], state, stage.keys, held.inverse, at);
+        product_with_tokens(adjoint, x.sums[at.half], state, stage.keys, held.inverse * unit, at);
         load_values(product, stage.values, at);
         const float largest_d_output = largest_of(product);
-        keep_scale(p.d_o_scales, part, scale_for(largest_d_output).inverse, at);
+        if (!Starts) keep_scale(p.d_o_scales, part, scale_for(largest_d_output).inverse, at);
         const float largest_weighted = largest_d_output * weight[MOST * CHUNK + QUERY];
         const Scale weighted = scale_for(largest_weighted);
         weight_tokens(product, weight + QUERY * CHUNK, 1.0f, at);
         Operands d_output = operands_of(product, weighted.factor, weighted), d_output_too;
         weight_tokens(product, weight + DECAY * CHUNK, 1.0f, at);
         const Scale read = scale_for(largest_of(product)); // a decay may have wiped out the largest
-        Operands reads = operands_of(product, read.factor, read), reads_too;
+        Update<false> reads = update_of<false>(product, read), reads_too;
         if (SPLIT == 2) {
-            if (at.half == 1) pass(x.d_output[1], d_output, at);
+            if (at.half == 1) pass(x.d_output, d_output, at);
             pass(x.reads[at.half], reads, at);
             group_sync(at);
             reads_too = take(x.reads[1 - at.half], at);
         }
-        const float adjoint_unit = add_sums(adjoint, held.inverse, x.sums[SPLIT - 1 - at.half], at);
+        const float adjoint_unit = add_sums(adjoint, held.inverse * unit, x.sums[SPLIT - 1 - at.half], at);
         weight_tokens(adjoint, weight + WRITE * CHUNK, adjoint_unit, at);
 
         // ... + do^T P; tokens of the first half need those of the second
         clear(product);
         if (SPLIT == 2 && at.half == 0) {
-            d_output_too = take(x.d_output[1], at);
+            d_output_too = take(x.d_output, at);
             const Scale common = smaller(d_output.scale, d_output_too.scale);
             bring_to(d_output, common);
             bring_to(d_output_too, common);
@@ -97,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 #pragma unroll
         for (int n = 0; n < C_PART / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) adjoint[n][e] += product[n][e] * d_output.scale.inverse;
+            for (int e = 0; e < 4; ++e) adjoint[n][e] = fmaf(product[n][e], d_output.scale.inverse * unit, adjoint[n][e]);
         Scale right_scale = scale_for(largest_of(adjoint));
         if (SPLIT == 2 && at.half == 1) {
             const Operands rounded = operands_of(adjoint, right_scale.factor, right_scale);
@@ -107,11 +121,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
 
         // dS^T <- e^{G_C} dS^T + (weighted do)^T Q'; what Y adds follows below.
         const float decay = weight[DECAY * CHUNK + CHUNK - 1];
-        Scale next = smaller(scale_for(largest_state), reads.scale);
-        float added_inverse = reads.scale.inverse;
+        Scale next = smaller(scale_for(largest_state), read);
+        float added_inverse = read.inverse;
         if (SPLIT == 2) {
-            next = smaller(next, reads_too.scale);
-            added_inverse = fmaxf(added_inverse, reads_too.scale.inverse);
+            next = smaller(next, reads_too.parts[0].scale);
+            added_inverse = fmaxf(added_inverse, reads_too.parts[0].scale.inverse);
         }
         multiply(state, decay * ratio(next, held));
         held = next;
@@ -149,17 +163,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         for (int n = 0; n < C_PART / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) adjoint[n][e] = product[n][e];
-        weight_tokens(adjoint, weight + READ * CHUNK, -kept.inverse, at);
+        weight_tokens(adjoint, weight + READ * CHUNK, -kept.inverse / unit, at);
         const Scale write = scale_for(largest_of(adjoint));
-        Operands writes = operands_of(adjoint, write.factor, write), writes_too;
+        Update<false> writes = update_of<false>(adjoint, write), writes_too;
         next = smaller(held, write);
         float written_inverse = write.inverse;
         if (SPLIT == 2) {
             pass(x.writes[at.half], writes, at);
             group_sync(at);
             writes_too = take(x.writes[1 - at.half], at);
-            next = smaller(next, writes_too.scale);
-            written_inverse = fmaxf(written_inverse, writes_too.scale.inverse);
+            next = smaller(next, writes_too.parts[0].scale);
+            written_inverse = fmaxf(written_inverse, writes_too.parts[0].scale.inverse);
         }
 
         // dS^T <- dS^T - (weighted Y)^T K'
@@ -168,16 +182,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1)
             largest_state = largest_of(state) * held.inverse;
         else // the scales say what the largest of the added operands are, up to a factor of 2
-            largest_state = decay * largest_state + MOST_GROWTH * 32768.0f * (added_inverse + written_inverse);
+            largest_state = fmaf(decay, largest_state, MOST_GROWTH * 32768.0f * (added_inverse + written_inverse));
 
-        // ... for the gradient of the keys, and dv = beta Y
-        store_columns(product, stage.values, (Operand*)p.adjoints + square * CHUNK * VD + first_column, VD, CHUNK, at);
-        keep_scale(p.adjoint_scales, part, kept.inverse, at);
-        weight_tokens(product, weight + BETA * CHUNK, kept.inverse, at);
-        INPUT* to = p.dv + ((long long)pipeline.token_of(turn) * p.value_heads + head) * VD + first_column;
-        store_columns(product, stage.values, to, (long long)p.value_heads * VD, pipeline.length_of(turn), at);
+        if (!Starts) {
+            // ... for the gradient of the keys, and dv = beta Y
+            store_columns(product, stage.values, (Operand*)p.adjoints + square * CHUNK * VD + first_column, VD, CHUNK, at);
+            keep_scale(p.adjoint_scales, part, kept.inverse, at);
+            weight_tokens(product, weight + BETA * CHUNK, kept.inverse, at);
+            INPUT* to = p.dv + ((long long)pipeline.token_of(turn) * p.value_heads + head) * VD + first_column;
+            store_columns(product, stage.values, to, (long long)p.value_heads * VD, pipeline.length_of(turn), at);
+        }
 
         pipeline.leave(turn);
     }
-    store_state(state, p.dh0, state_place(p, sequence, head, first_column, at), held.inverse);
+    if (Starts)
+        store_state(state, p.segment_d_states, state_place(of_segment - p.value_heads, true, VD, first_column, at),
+                    held.inverse * unit);
+    else if (segment.first)
+        store_state(state, p.dh0, state_place(of_sequence, p.state_transposed, VD, first_column, at), held.inverse * unit);
 }
+
+// Grid: V / COLUMNS, HV, segments.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_backward(const __grid_constant__ ChunkParams p) {
+    sweep<false>(p);
+}
+
+#if CUT
+extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_segment_starts(const __grid_constant__ ChunkParams p) {
+    sweep<true>(p);
+}
+#endif

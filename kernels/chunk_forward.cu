@@ -5,46 +5,64 @@
 //
 //   v (T, HV, V), the workspace of chunk_prepare.cu, initial_state  ->  o (T, HV, V), final_state
 //
-// Everything is computed transposed, with S^T as the left operand. Compiled twice: chunk_forward gives o and the final
-// state; chunk_states gives the backward what it needs, the state at the start of each chunk and U, and no output.
+// Everything is computed transposed, with S^T as the left operand. Compiled three times: chunk_forward gives o and the
+// final state; chunk_states gives the backward what it needs, the state at the start of each chunk and U, and no output;
+// chunk_segment_ends gives, for a sequence that is cut, what a segment makes of a zero state and of each unit vector
+// (chunk_join.cu makes of these the state at the start of each segment).
 //
 // f16 operands: S is held times a power of two that follows its largest element, and R and U get their own.
 #include "chunk_sweep.cuh"
 
 // What the two warps of a group tell each other in a chunk; a single warp needs no such memory.
-struct Exchange {
+template <bool Rest> struct Exchange {
     Sums sums[SPLIT];       // of K' S, then of Q' S
     Passed right[2];        // R of the first half, and what rounding left of it
     Passed plain;           // U of the first half, for the scores
-    Passed weighted[SPLIT]; // e^{G_C - G} rk U, for the state
+    PassedUpdate<Rest> weighted[SPLIT]; // e^{G_C - G} rk U, for the state
     float largest_state[SPLIT];
 };
-constexpr int EXCHANGES = SPLIT == 2 ? GROUPS * (int)sizeof(Exchange) : 0;
 
-template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& p) {
+enum Pass { OUTPUT, STATES, ENDS };
+
+template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
+    constexpr bool Output = Of == OUTPUT, Rest = HAS_REST && Of != OUTPUT;
     extern __shared__ __align__(128) u8 shared[];
-    Exchange* exchanges = (Exchange*)shared;
-    const int head = blockIdx.y, sequence = blockIdx.z;
-    const int begin = p.sequence_chunk[sequence], end = p.sequence_chunk[sequence + 1];
-    const int token = begin < end ? p.chunk_token[begin] : 0;
-    const int tokens = begin < end ? p.chunk_token[end - 1] + p.chunk_length[end - 1] - token : 0;
-    Pipeline<Output> pipeline = {p, p.v, begin, 1, end - begin, token, tokens, head,
-                               head / (p.value_heads / p.qk_heads), (int)blockIdx.x * COLUMNS,
+    constexpr int EXCHANGES = SPLIT == 2 ? GROUPS * (int)sizeof(Exchange<Rest>) : 0;
+    const int head = blockIdx.y;
+    Segment segment = segment_of_block(p);
+    if (Of == ENDS) let_next_kernel_start();
+    wait_for_kernel_before();
+    // Blocks beyond the columns of V take those of the identity.
+    const bool identity = Of == ENDS && blockIdx.x >= VD / COLUMNS;
+    if (Of == ENDS && (segment.last || (identity && segment.first))) return;
+    const int begin = segment.begin, end = segment.end;
+    if (identity) segment.tokens = 0; // v = 0
+    const int first_of_block = ((int)blockIdx.x - (identity ? VD / COLUMNS : 0)) * COLUMNS;
+    Pipeline<Output> pipeline = {p, p.v, begin, 1, end - begin, segment.token, segment.tokens, head,
+                               head / (p.value_heads / p.qk_heads), identity ? 0 : first_of_block,
                                shared + EXCHANGES};
 #if BULK_COPY
     __shared__ Barrier arrived[STAGES];
     pipeline.arrived = arrived;
 #endif
     const Place at = place_of_warp();
-    Exchange& x = exchanges[at.group];
-    const int first_column = pipeline.first_column + 16 * at.group;
+    Exchange<Rest>& x = ((Exchange<Rest>*)shared)[at.group];
+    const int first_column = first_of_block + 16 * at.group;
 
+    pipeline.begin();
     OwnState state;
-    load_state(state, p.initial_state, state_place(p, sequence, head, first_column, at));
+    const long long of_segment = (long long)segment.number * p.value_heads + head;
+    const long long of_sequence = (long long)segment.sequence * p.value_heads + head;
+    const bool turned = p.state_transposed;
+    if (identity)
+        load_identity(state, first_column, at);
+    else if (segment.first)
+        load_state(state, p.initial_state, state_place(of_sequence, turned, VD, first_column, at));
+    else
+        load_state(state, Of == ENDS ? nullptr : p.segment_states, state_place(of_segment, true, VD, first_column, at));
     float largest_state = largest_of(state);
     Scale held = {1.0f, 1.0f}; // `state` is S times held.factor
 
-    pipeline.begin();
     for (int chunk = begin; chunk < end; ++chunk) {
         const int turn = chunk - begin;
         const Stage stage = pipeline.stage(turn);
@@ -54,7 +72,7 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
         const long long part = square * (VD / 16) + first_column / 16;
 
         rescale(state, held, scale_for(largest_state));
-        if (!Output) {
+        if (Of == STATES) {
             keep_state(state, p.states + square * VD * KD, first_column, at);
             keep_scale(p.state_scales, part, held.inverse, at);
         }
@@ -73,7 +91,7 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
             read.y *= read_unit;
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                right[n][e] = (e % 2 ? beta.y : beta.x) * writes[n][e] - (e % 2 ? read.y : read.x) * right[n][e];
+                right[n][e] = fmaf(-(e % 2 ? read.y : read.x), right[n][e], (e % 2 ? beta.y : beta.x) * writes[n][e]);
         }
         Scale right_scale = scale_for(largest_of(right));
         if (SPLIT == 2 && at.half == 0) {
@@ -113,15 +131,15 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
         if (Output) {
             own = operands_of(writes, unit, plain);
             if (SPLIT == 2 && at.half == 0) pass(x.plain, own, at);
-        } else {
+        } else if (Of == STATES) {
             multiply(writes, unit);
             store_columns(writes, stage.values, (Operand*)p.writes + square * CHUNK * VD + first_column, VD, CHUNK, at);
             keep_scale(p.write_scales, part, plain.inverse, at);
         }
         // The largest of what is left: a decay may have wiped out the largest U.
-        weight_tokens(writes, weight + WRITE * CHUNK, Output ? right_scale.inverse : plain.inverse, at);
+        weight_tokens(writes, weight + WRITE * CHUNK, Of == STATES ? plain.inverse : right_scale.inverse, at);
         const Scale added = scale_for(largest_of(writes));
-        Operands weighted = operands_of(writes, added.factor, added), weighted_too;
+        Update<Rest> weighted = update_of<Rest>(writes, added), weighted_too;
         float largest_before = largest_state;
         if (SPLIT == 2) {
             pass(x.weighted[at.half], weighted, at);
@@ -151,18 +169,18 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
 #pragma unroll
             for (int c = 0; c < STEPS; ++c)
                 product_nt(output, own.left[c], scores + at.first_token + 16 * c, SQUARE_PITCH, c);
-            weight_tokens(output, weight + QUERY * CHUNK, common.inverse, at);
+            weight_tokens(output, weight + QUERY * CHUNK, common.inverse * p.scale_unit, at);
             INPUT* to = p.o + ((long long)pipeline.token_of(turn) * p.value_heads + head) * VD + first_column;
             store_columns(output, stage.values, to, (long long)p.value_heads * VD, pipeline.length_of(turn), at);
         }
 
         // S^T <- e^{G_C} S^T + (weighted U)^T K'
         const float decay = weight[DECAY * CHUNK + CHUNK - 1];
-        Scale next = smaller(scale_for(largest_state), weighted.scale);
-        float added_inverse = weighted.scale.inverse;
+        Scale next = smaller(scale_for(largest_state), added);
+        float added_inverse = added.inverse;
         if (SPLIT == 2) {
-            next = smaller(next, weighted_too.scale);
-            added_inverse = fmaxf(added_inverse, weighted_too.scale.inverse);
+            next = smaller(next, weighted_too.parts[0].scale);
+            added_inverse = fmaxf(added_inverse, weighted_too.parts[0].scale.inverse);
         }
         multiply(state, decay * ratio(next, held));
         held = next;
@@ -170,18 +188,35 @@ template <bool Output> __device__ __forceinline__ void sweep(const ChunkParams& 
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1)
             largest_state = largest_of(state) * held.inverse;
         else // the scales say what the largest of the added operands are, up to a factor of 2
-            largest_state = decay * largest_state + MOST_GROWTH * 32768.0f * added_inverse;
+            largest_state = fmaf(decay, largest_state, MOST_GROWTH * 32768.0f * added_inverse);
 
         pipeline.leave(turn);
     }
-    if (Output) store_state(state, p.final_state, state_place(p, sequence, head, first_column, at), held.inverse);
+    if (Output && segment.last)
+        store_state(state, p.final_state, state_place(of_sequence, turned, VD, first_column, at), held.inverse);
+    if (Of == ENDS) {
+        if (identity) {
+            store_state(state, p.transitions, state_place(2 * of_segment, true, KD, first_column, at), held.inverse);
+            store_state(state, p.transitions, state_place(2 * of_segment + 1, false, KD, first_column, at), held.inverse);
+        } else
+            store_state(state, p.segment_states, state_place(of_segment + p.value_heads, true, VD, first_column, at),
+                        held.inverse);
+    }
 }
 
-// Grid: V / COLUMNS, HV, N.
+// Grid: V / COLUMNS, HV, segments.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __grid_constant__ ChunkParams p) {
-    sweep<true>(p);
+    sweep<OUTPUT>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_states(const __grid_constant__ ChunkParams p) {
-    sweep<false>(p);
+    sweep<STATES>(p);
 }
+
+#if CUT
+// Grid: (V + K) / COLUMNS, HV, segments.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_segment_ends(const __grid_constant__ ChunkParams p) {
+    static_assert(KD % COLUMNS == 0, "the columns of a block divide K where sequences are cut");
+    sweep<ENDS>(p);
+}
+#endif

@@ -265,10 +265,11 @@ __device__ __forceinline__ void product_with_state(float (&product)[K_PART / 8][
 // Adds such a product to a gradient, and keeps the dot of each row with that row of `with`.
 template <Product Which>
 __device__ __forceinline__ void add_with_state(float (&total)[K_PART / 8][4], const float (&product)[K_PART / 8][4],
-                                               Shared& s, const Place& at, const operand* with) {
+                                               Shared& s, const Place& at, const operand* with, float unit_of_d_state) {
     float dots[2] = {0.0f, 0.0f}, weight[2];
     row_dots(product, with, at, dots);
-    const float scale = s.most[LEFT_OF[Which]] * s.most[RIGHT_OF[Which]];
+    const float unit_of_right = RIGHT_OF[Which] == D_STATES ? unit_of_d_state : 1.0f;
+    const float scale = s.most[LEFT_OF[Which]] * s.most[RIGHT_OF[Which]] * unit_of_right;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int i = at.first_row + at.row + 8 * half;
@@ -312,6 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
     const int tile_row = at.warp % TILES;
     const int rows[2] = {at.first_row + at.row, at.first_row + at.row + 8};
 
+    wait_for_kernel_before();
     const int chunk = blockIdx.x, qk_head = blockIdx.y, group = p.value_heads / p.qk_heads;
     const long long tile = (long long)chunk * p.qk_heads + qk_head;
     copy_block<THREADS>(keys, p.keys + tile * ROW_TILE, ROW_TILE * OPERAND_BYTES);
@@ -351,7 +353,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
         const long long square = (long long)chunk * p.value_heads + head;
         __syncthreads();
         for (int i = threadIdx.x; i < MOST * CHUNK; i += THREADS)
-            s.coefficients[i / CHUNK][i % CHUNK] = p.coefficients[square * COEFFICIENTS * CHUNK + i];
+            s.coefficients[i / CHUNK][i % CHUNK] =
+                p.coefficients[square * COEFFICIENTS * CHUNK + i] * (i / CHUNK == QUERY ? p.scale_unit : 1.0f);
         load_scales(p, s, square);
         __syncthreads();
 
@@ -495,11 +498,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
 
         // do S^T, Y S^T and U dS^T
         product_with_state<OUTPUT_STATE>(product, s, at, arrive, leave);
-        add_with_state<OUTPUT_STATE>(dq, product, s, at, queries);
+        add_with_state<OUTPUT_STATE>(dq, product, s, at, queries, p.scale_unit);
         product_with_state<ADJOINT_STATE>(product, s, at, arrive, leave);
-        add_with_state<ADJOINT_STATE>(dk, product, s, at, keys);
+        add_with_state<ADJOINT_STATE>(dk, product, s, at, keys, p.scale_unit);
         product_with_state<WRITE_D_STATE>(product, s, at, arrive, leave);
-        add_with_state<WRITE_D_STATE>(dk, product, s, at, keys);
+        add_with_state<WRITE_D_STATE>(dk, product, s, at, keys, p.scale_unit);
 
         // <dS, S>
         float with_state = 0.0f;
@@ -526,7 +529,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_gradient(const __
             double behind = 0.0;
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) behind += s.state_dots[w];
-            behind *= s.coefficients[DECAY][CHUNK - 1];
+            behind *= s.coefficients[DECAY][CHUNK - 1] * p.scale_unit;
             double before[CHUNK / 32], all = 0.0;
 #pragma unroll
             for (int part = 0; part < CHUNK / 32; ++part) {

@@ -2,8 +2,8 @@
 //
 //   q, k (T, HK, K), g, beta (T, HV)  ->  K', Q', T = (I + L)^-1, scores, coefficients (chunk.cuh)
 //
-// with L_ij = beta_i (k_i . k_j) e^{G_i - G_j} for i > j. One block a chunk, a q/k head and some of its value heads; one
-// warp for 16 rows. K K^T, Q K^T and the off-diagonal blocks of T are products of the mode's operands.
+// with L_ij = beta_i (k_i . k_j) e^{G_i - G_j} for i > j. One block a chunk, a q/k head and some of its value heads; two
+// warps for 16 rows, which take turns with the blocks of 16 columns. K K^T, Q K^T and the off-diagonal blocks of T are products of the mode's operands.
 //
 // T: each warp inverts a diagonal block of 16 x 16 by forward substitution in binary32, then computes a column of blocks
 // from the top down, T_ij = -T_ii sum_{j <= m < i} L_im T_mj. It does so transposed, since the transpose of a result is
@@ -12,7 +12,7 @@
 // G is summed in binary64 and kept in two binary32 words: e^{G_i - G_j} then loses nothing however large G is.
 #include "chunk.cuh"
 
-constexpr int WARPS = TILES;
+constexpr int WARPS = 2 * TILES;
 constexpr int THREADS = 32 * WARPS;
 constexpr int MOST_HEADS = 4;    // of heads_per_block
 constexpr int BLOCK_PITCH = 20;  // floats, of a diagonal block
@@ -21,10 +21,30 @@ constexpr int BLOCK_PITCH = 20;  // floats, of a diagonal block
 // never inf - inf.
 constexpr float LOWEST_LOG_DECAY = -1000.0f;
 
-// The largest of |x| over the warp as a power of two 2^-e that brings it into [1, 2).
+// A row is read by 8 lanes, so a warp has four rows at once; a lane has 4 neighbouring elements of every 32.
+constexpr int ROW_LANES = 8, ROWS_AT_ONCE = 32 / ROW_LANES, PIECES = KD / (4 * ROW_LANES);
+struct __align__(4 * sizeof(INPUT)) Piece {
+    INPUT x[4];
+};
+// Rows of which all pieces are asked for before the first is looked at: a load takes longer than all work on a row.
+constexpr int OWN_ROWS = CHUNK / WARPS;
+constexpr int ROUNDS = PIECES * (int)sizeof(Piece) <= 64 ? OWN_ROWS / ROWS_AT_ONCE : 1;
+
+__device__ __forceinline__ float row_max(float x) {
+#pragma unroll
+    for (int offset = 1; offset < ROW_LANES; offset <<= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+__device__ __forceinline__ float row_sum(float x) {
+#pragma unroll
+    for (int offset = 1; offset < ROW_LANES; offset <<= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+// The power of two 2^-e that brings `largest` into [1, 2).
 __device__ __forceinline__ float row_factor(float largest) {
 #if MODE == MODE_F16
-    int exponent = (int)(__float_as_uint(warp_max(largest)) >> 23);
+    int exponent = (int)(__float_as_uint(largest) >> 23);
     int wanted = exponent == 0 ? 127 : min(max(254 - exponent, 1), 253);
     return __uint_as_float((u32)wanted << 23);
 #else
@@ -32,43 +52,68 @@ __device__ __forceinline__ float row_factor(float largest) {
 #endif
 }
 
-// One row of q or k by one warp: to shared memory and to the workspace as operands. Returns the factor that turns it back
-// (rk_i or rq_i / s) in `coefficient` and 1 / |row| in `norm`.
-__device__ __forceinline__ void prepare_row(const INPUT* from, bool inside, operand* shared, operand* global,
-                                            float epsilon, float& coefficient, float& norm) {
-    constexpr int PAIRS = KD / 64 + (KD % 64 != 0);
-    int lane = threadIdx.x & 31;
-    float x[PAIRS][2];
-    float largest = 0.0f;
+// A warp's rows of q or k of a chunk.
+struct Rows {
+    const INPUT* from; // row 0 of the chunk
+    long long pitch;   // elements from a row to the next
+    int first, length; // the warp's first row; the chunk's tokens
+    operand* shared;   // row 0, like those that follow
+    operand* global;   // null where another block writes it
+    float* coefficients; // rk or rq / s: what turns a row back
+    float* norms;        // 1 / |row|; null where another block writes it
+    float epsilon;
+};
+__device__ __forceinline__ void prepare_rows(const Rows& rows) {
+    const int lane = threadIdx.x & 31, column = 4 * (lane % ROW_LANES);
 #pragma unroll
-    for (int i = 0; i < PAIRS; ++i) {
-        int column = 64 * i + 2 * lane;
-        bool load = inside && column < KD;
-        const float2 pair = load ? load_two(from + column) : make_float2(0.0f, 0.0f);
-        x[i][0] = pair.x;
-        x[i][1] = pair.y;
-        largest = fmaxf(largest, fmaxf(fabsf(x[i][0]), fabsf(x[i][1])));
-    }
-    float factor = row_factor(largest);
-    float squares = 0.0f;
+    for (int first = 0; first < OWN_ROWS; first += ROWS_AT_ONCE * ROUNDS) {
+        Piece pieces[ROUNDS][PIECES];
 #pragma unroll
-    for (int i = 0; i < PAIRS; ++i) {
-        int column = 64 * i + 2 * lane;
-        x[i][0] *= factor;
-        x[i][1] *= factor;
-        squares += x[i][0] * x[i][0] + x[i][1] * x[i][1];
-        if (column < KD) {
-            store_pair(shared + column, x[i][0], x[i][1]);
-            if (global) store_pair(global + column, x[i][0], x[i][1]);
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int i = rows.first + first + ROWS_AT_ONCE * round + lane / ROW_LANES;
+            const INPUT* from = rows.from + i * rows.pitch + column;
+#pragma unroll
+            for (int c = 0; c < PIECES; ++c) {
+                pieces[round][c] = Piece{};
+                if (i < rows.length) pieces[round][c] = *(const Piece*)(from + 4 * ROW_LANES * c);
+            }
         }
-    }
-    norm = 1.0f;
-    coefficient = 1.0f / factor;
-    if (epsilon >= 0.0f) {
-        // 1 / sqrt(|x|^2 + epsilon), in the units of the scaled row.
-        float scaled = rsqrtf(warp_sum(squares) + epsilon * factor * factor);
-        coefficient = inside ? scaled : 0.0f;
-        norm = inside ? scaled * factor : 0.0f;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int i = rows.first + first + ROWS_AT_ONCE * round + lane / ROW_LANES;
+            float x[PIECES][4];
+            float largest = 0.0f, squares = 0.0f;
+#pragma unroll
+            for (int c = 0; c < PIECES; ++c)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    x[c][e] = to_float(pieces[round][c].x[e]);
+                    largest = fmaxf(largest, fabsf(x[c][e]));
+                }
+            const float factor = row_factor(MODE == MODE_F16 ? row_max(largest) : 1.0f);
+#pragma unroll
+            for (int c = 0; c < PIECES; ++c) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    x[c][e] *= factor;
+                    squares += x[c][e] * x[c][e];
+                }
+                const int at = i * ROW_PITCH + column + 4 * ROW_LANES * c;
+                store_four(rows.shared + at, x[c]);
+                if (rows.global) store_four(rows.global + at, x[c]);
+            }
+            float norm = 1.0f, coefficient = 1.0f / factor;
+            if (rows.epsilon >= 0.0f) {
+                // 1 / sqrt(|x|^2 + epsilon), in the units of the scaled row.
+                const float scaled = rsqrtf(row_sum(squares) + rows.epsilon * factor * factor);
+                coefficient = i < rows.length ? scaled : 0.0f;
+                norm = coefficient * factor;
+            }
+            if (lane % ROW_LANES == 0) {
+                rows.coefficients[i] = coefficient;
+                if (rows.norms) rows.norms[i] = norm;
+            }
+        }
     }
 }
 
@@ -81,9 +126,9 @@ struct Gates {
 
 struct Shared {
     float key[CHUNK];   // rk
-    float query[CHUNK]; // rq
+    float query[CHUNK]; // rq / s
     Gates gates[MOST_HEADS];
-    float diagonal[WARPS][16 * BLOCK_PITCH]; // of L
+    float diagonal[TILES][16 * BLOCK_PITCH]; // of L
 };
 
 // G, beta of one value head, by one warp.
@@ -118,8 +163,9 @@ __device__ __forceinline__ float decay_between(const Gates& gates, int i, int j)
     return exponential((gates.log_decay[0][i] - gates.log_decay[0][j]) + (gates.log_decay[1][i] - gates.log_decay[1][j]));
 }
 
-// Column `lane` of (I + block)^-1 for a strictly lower triangular block.
-__device__ __forceinline__ void invert_diagonal(const float* block, float (&x)[16]) {
+// Column `lane` of (I + block)^-1 for a strictly lower triangular block. Volatile: loaded all at once, it would not fit into
+// the registers.
+__device__ __forceinline__ void invert_diagonal(const volatile float* block, float (&x)[16]) {
     const int lane = threadIdx.x & 15;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -156,15 +202,16 @@ __device__ __forceinline__ void invert_column(const operand* lower, operand* inv
     }
 }
 
-// A tile of a square from shared to global memory, padding and all.
-__device__ __forceinline__ void write_square(operand* to, const operand* from) {
+// A tile of a square from shared to global memory, padding and all, by `Threads` threads from `first` on.
+template <int Threads> __device__ __forceinline__ void write_square(operand* to, const operand* from, int first) {
     constexpr int BYTES = SQUARE_TILE * OPERAND_BYTES;
 #pragma unroll 2
-    for (int i = 16 * threadIdx.x; i < BYTES; i += 16 * THREADS) *(uint4*)((u8*)to + i) = *(const uint4*)((const u8*)from + i);
+    for (int i = 16 * ((int)threadIdx.x - first); i < BYTES; i += 16 * Threads) *(uint4*)((u8*)to + i) = *(const uint4*)((const u8*)from + i);
 }
 
 // Grid: chunks, then HK times the groups of heads_per_block value heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __grid_constant__ ChunkParams p) {
+    let_next_kernel_start();
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Shared s;
     operand* keys = (operand*)shared;
@@ -176,86 +223,93 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
     operand* overlaps = scores + SQUARE_TILE;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row = lane / 4, quad = lane % 4;
+    const int tile_row = warp % TILES, turn = warp / TILES; // which rows, and the first of its blocks of columns
     const int chunk = blockIdx.x, token = p.chunk_token[chunk], length = p.chunk_length[chunk];
     const int group = p.value_heads / p.qk_heads, parts = group / p.heads_per_block;
     const int qk_head = blockIdx.y / parts, part = blockIdx.y % parts;
     const int first_head = qk_head * group + part * p.heads_per_block;
     const long long tile = (long long)chunk * p.qk_heads + qk_head;
 
-#pragma unroll 8
-    for (int r = 0; r < 32; ++r) {
-        const bool is_key = r >= 16;
-        const int i = 16 * warp + r % 16;
-        const INPUT* from = (is_key ? p.k : p.q) + ((long long)(token + i) * p.qk_heads + qk_head) * KD;
-        operand* global = part == 0 ? (is_key ? p.keys : p.queries) + (tile * CHUNK + i) * ROW_PITCH : nullptr;
-        float coefficient, norm;
-        prepare_row(from, i < length, (is_key ? keys : queries) + i * ROW_PITCH, global, p.norm_epsilon, coefficient,
-                    norm);
-        if (lane == 0) {
-            if (is_key)
-                s.key[i] = coefficient;
-            else
-                s.query[i] = coefficient * p.scale;
-            if (part == 0) p.norms[(tile * 2 + is_key) * CHUNK + i] = norm;
-        }
-    }
+    const long long first_row = ((long long)token * p.qk_heads + qk_head) * KD, pitch = (long long)p.qk_heads * KD;
+    float* norms = part == 0 ? p.norms + tile * 2 * CHUNK : nullptr;
+    prepare_rows({p.q + first_row, pitch, OWN_ROWS * warp, length, queries, part == 0 ? p.queries + tile * ROW_TILE : nullptr,
+                  s.query, norms, p.norm_epsilon});
+    prepare_rows({p.k + first_row, pitch, OWN_ROWS * warp, length, keys, part == 0 ? p.keys + tile * ROW_TILE : nullptr, s.key,
+                  norms ? norms + CHUNK : nullptr, p.norm_epsilon});
     for (int h = warp; h < p.heads_per_block; h += WARPS) prepare_gates(p, s.gates[h], token, length, first_head + h);
     __syncthreads();
 
-    float kk[CHUNK / 8][4], qk[CHUNK / 8][4];
-    clear(kk);
-    clear(qk);
-#pragma unroll 2
+    constexpr int BLOCKS = TILES / 2; // of a warp: turn, turn + 2, ..
+    float kk[BLOCKS][2][4], qk[BLOCKS][2][4];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+        clear(kk[b]);
+        clear(qk[b]);
+    }
+#pragma unroll 1
     for (int c = 0; c < KD; c += 16) {
-        product_nt(kk, load_left(keys + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH, 0, warp + 1);
-        product_nt(qk, load_left(queries + 16 * warp * ROW_PITCH + c, ROW_PITCH), keys + c, ROW_PITCH, 0, warp + 1);
+        const Left key = load_left(keys + 16 * tile_row * ROW_PITCH + c, ROW_PITCH);
+        const Left query = load_left(queries + 16 * tile_row * ROW_PITCH + c, ROW_PITCH);
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int column = turn + 2 * b;
+            if (column > tile_row) break; // nobody reads the blocks above the diagonal
+            product_nt(kk[b], key, keys + 16 * column * ROW_PITCH + c, ROW_PITCH);
+            product_nt(qk[b], query, keys + 16 * column * ROW_PITCH + c, ROW_PITCH);
+        }
     }
 
+#pragma unroll 1
     for (int h = 0; h < p.heads_per_block; ++h) {
         const Gates& gates = s.gates[h];
-        const long long square = (long long)chunk * p.value_heads + first_head + h;
+        const int square = chunk * p.value_heads + first_head + h;
         __syncthreads();
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; ++n) {
-            if (n / 2 > warp) break; // nobody reads the blocks above the diagonal
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int column = turn + 2 * b;
+            if (column > tile_row) break;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int i = 16 * warp + row + 8 * half, j = 8 * n + 2 * quad;
-                float overlap[2], score[2];
+            for (int n = 0; n < 2; ++n)
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const float decayed = i >= j + e ? decay_between(gates, i, j + e) * s.key[j + e] : 0.0f;
-                    overlap[e] = i > j + e ? kk[n][2 * half + e] * (decayed * s.key[i]) : 0.0f;
-                    score[e] = qk[n][2 * half + e] * decayed;
+                for (int half = 0; half < 2; ++half) {
+                    const int i = 16 * tile_row + row + 8 * half, j = 16 * column + 8 * n + 2 * quad;
+                    float overlap[2], score[2];
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const float decayed = i >= j + e ? decay_between(gates, i, j + e) * s.key[j + e] : 0.0f;
+                        overlap[e] = i > j + e ? kk[b][n][2 * half + e] * (decayed * s.key[i]) : 0.0f;
+                        score[e] = qk[b][n][2 * half + e] * decayed;
+                    }
+                    const int at = i * SQUARE_PITCH + j;
+                    store_pair(scores + at, score[0], score[1]);
+                    store_pair(overlaps + at, overlap[0], overlap[1]);
+                    overlap[0] *= gates.beta[i];
+                    overlap[1] *= gates.beta[i];
+                    store_pair(lower + at, overlap[0], overlap[1]);
+                    if (column == tile_row)
+                        *(float2*)(s.diagonal[tile_row] + (i % 16) * BLOCK_PITCH + j % 16) = make_float2(overlap[0], overlap[1]);
                 }
-                const int at = i * SQUARE_PITCH + j;
-                store_pair(scores + at, score[0], score[1]);
-                store_pair(overlaps + at, overlap[0], overlap[1]);
-                overlap[0] *= gates.beta[i];
-                overlap[1] *= gates.beta[i];
-                store_pair(lower + at, overlap[0], overlap[1]);
-                if (n / 2 == warp)
-                    *(float2*)(s.diagonal[warp] + (i % 16) * BLOCK_PITCH + j % 16) = make_float2(overlap[0], overlap[1]);
-            }
         }
         __syncwarp();
-        float x[16];
-        invert_diagonal(s.diagonal[warp], x);
-        if (lane < 16) {
+        if (turn == tile_row % 2) { // it has the block on the diagonal
+            float x[16];
+            invert_diagonal(s.diagonal[tile_row], x);
+            if (lane < 16) {
 #pragma unroll
-            for (int i = 0; i < 16; ++i)
-                inverse[(16 * warp + i) * SQUARE_PITCH + 16 * warp + lane] = to_operand(x[i]);
+                for (int i = 0; i < 16; ++i)
+                    inverse[(16 * tile_row + i) * SQUARE_PITCH + 16 * tile_row + lane] = to_operand(x[i]);
+            }
         }
-        if (warp == 0) {
-            float* to = p.coefficients + square * COEFFICIENTS * CHUNK;
+        if (warp == TILES) { // it has no block
+            float* to = p.coefficients + (long long)square * (COEFFICIENTS * CHUNK);
             float most[WRITE + 1] = {};
-#pragma unroll
+#pragma unroll 1
             for (int i = lane; i < CHUNK; i += 32) {
                 const float decay = expf(gates.log_decay[0][i] + gates.log_decay[1][i]);
                 const float values[MOST] = {gates.beta[i],
                                             gates.beta[i] * decay * s.key[i],
                                             decay,
-                                            s.query[i],
+                                            s.query[i] * (p.scale / p.scale_unit),
                                             decay_between(gates, CHUNK - 1, i) * s.key[i],
                                             s.key[i],
                                             gates.log_decay[0][i],
@@ -272,10 +326,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
             }
         }
         __syncthreads();
-        invert_column(lower, inverse, warp);
-        write_square(p.scores + square * SQUARE_TILE, scores);
-        if (p.overlaps) write_square(p.overlaps + square * SQUARE_TILE, overlaps);
+        if (warp < TILES) {
+            invert_column(lower, inverse, warp);
+        } else {
+            write_square<THREADS / 2>(p.scores + (long long)square * SQUARE_TILE, scores, THREADS / 2);
+            if (p.overlaps) write_square<THREADS / 2>(p.overlaps + (long long)square * SQUARE_TILE, overlaps, THREADS / 2);
+        }
         __syncthreads();
-        write_square(p.inverse + square * SQUARE_TILE, inverse);
+        write_square<THREADS>(p.inverse + (long long)square * SQUARE_TILE, inverse, 0);
     }
 }

@@ -10,6 +10,9 @@
 // by halves of the chunk. Sums over K are exchanged, and so are the left operands of the products over tokens, three times
 // a chunk. The sums then have another order, so SPLIT may depend on sizes of the model, never on the batch.
 //
+// Products that are added to products are written as fmaf: left to itself, the compiler fuses one of them in one
+// specialisation and the other in the next, and the bits would depend on the number of groups.
+//
 // The block shares the tiles of the keys, the queries, T and the scores, copied ahead into shared memory.
 #pragma once
 #include "chunk.cuh"
@@ -257,17 +260,57 @@ __device__ __forceinline__ float add_sums(OwnTokens& own, float factor, const Su
 }
 
 // state += (left operands)^T times the rows of a tile, over the warp's part of K: those of the warp's own tokens, and those
-// of the other warp's. The operands are brought to the scale that the state is held in.
-__device__ __forceinline__ void add_to_state(OwnState& state, Scale held, Operands& own, Operands& other,
+// of the other warp's. The operands are brought to the scale that the state is held in. With `Rest`, what rounding left of
+// them is added too: errors of what goes into the state stay there.
+template <bool Rest> struct Update {
+    Operands parts[Rest ? 2 : 1];
+};
+template <bool Rest> __device__ __forceinline__ Update<Rest> update_of(const OwnTokens& tiles, Scale scale) {
+    Update<Rest> update;
+    update.parts[0] = operands_of(tiles, scale.factor, scale);
+    if constexpr (Rest) update.parts[1] = rest_of(tiles, scale.factor, update.parts[0]);
+    return update;
+}
+template <bool Rest> struct PassedUpdate {
+    Passed parts[Rest ? 2 : 1];
+};
+template <bool Rest> __device__ __forceinline__ void pass(PassedUpdate<Rest>& to, const Update<Rest>& update, const Place& at) {
+#pragma unroll
+    for (int i = 0; i < (Rest ? 2 : 1); ++i) pass(to.parts[i], update.parts[i], at);
+}
+template <bool Rest> __device__ __forceinline__ Update<Rest> take(const PassedUpdate<Rest>& from, const Place& at) {
+    Update<Rest> update;
+#pragma unroll
+    for (int i = 0; i < (Rest ? 2 : 1); ++i) update.parts[i] = take(from.parts[i], at);
+    return update;
+}
+template <bool Rest>
+__device__ __forceinline__ void add_to_state(OwnState& state, Scale held, Update<Rest>& own, Update<Rest>& other,
                                              const operand* tile, const Place& at) {
 #pragma unroll
     for (int warp = 0; warp < SPLIT; ++warp) {
-        Operands& operands = warp == 0 ? own : other;
-        const int first = warp == 0 ? at.first_token : C_PART - at.first_token;
-        bring_to(operands, held);
+        Operands* parts = warp == 0 ? own.parts : other.parts;
+        const operand* rows = tile + (warp == 0 ? at.first_token : C_PART - at.first_token) * ROW_PITCH + at.first_k;
 #pragma unroll
-        for (int c = 0; c < STEPS; ++c)
-            product_nn(state, operands.left[c], tile + (first + 16 * c) * ROW_PITCH + at.first_k, ROW_PITCH);
+        for (int i = 0; i < (Rest ? 2 : 1); ++i) bring_to(parts[i], held);
+#pragma unroll
+        for (int c = 0; c < STEPS; ++c) {
+#if MODE == MODE_F32
+            // The sum over the tokens first: each addition to the large state rounds.
+#pragma unroll
+            for (int n = 0; n < K_PART / 16; ++n) {
+                float sum[2][4];
+                clear(sum);
+                product_nn(sum, parts[0].left[c], rows + 16 * c * ROW_PITCH + 16 * n, ROW_PITCH);
+#pragma unroll
+                for (int e = 0; e < 8; ++e)
+                    state[2 * n + e / 4][e % 4] = __fadd_rn(state[2 * n + e / 4][e % 4], sum[e / 4][e % 4]);
+            }
+#else
+            product_nn(state, parts[0].left[c], rows + 16 * c * ROW_PITCH, ROW_PITCH, 0, K_PART / 16,
+                       Rest ? &parts[Rest].left[c] : nullptr);
+#endif
+        }
     }
 }
 
@@ -357,18 +400,39 @@ __device__ __forceinline__ void weight_tokens(OwnTokens& tiles, const float* wei
 constexpr float MOST_GROWTH = 2.0f * CHUNK;
 constexpr int LOOK_UP_EVERY = 8; // chunks
 
-// Where a thread finds the elements of its part of a state outside the workspace, (K, V) or (V, K).
+// The part of a sequence that a block takes: its chunks, and what comes before and after it.
+struct Segment {
+    int number, sequence;
+    int begin, end;   // chunks
+    int token, tokens; // the first, and how many
+    bool first, last; // of the sequence
+};
+__device__ __forceinline__ Segment segment_of_block(const ChunkParams& p) {
+    Segment segment;
+    segment.number = blockIdx.z;
+    segment.sequence = p.segment_sequence[segment.number];
+    segment.begin = p.segment_chunk[segment.number];
+    segment.end = p.segment_chunk[segment.number + 1];
+    segment.first = segment.begin == p.sequence_chunk[segment.sequence];
+    segment.last = segment.end == p.sequence_chunk[segment.sequence + 1];
+    const bool any = segment.begin < segment.end;
+    segment.token = any ? p.chunk_token[segment.begin] : 0;
+    segment.tokens = any ? p.chunk_token[segment.end - 1] + p.chunk_length[segment.end - 1] - segment.token : 0;
+    return segment;
+}
+
+// Where a thread finds the elements of its part of a state outside the workspace, (K, V) or (V, K), or of a segment's.
 struct StatePlace {
     long long first;
     int next_k, next_v;
 };
-__device__ __forceinline__ StatePlace state_place(const ChunkParams& p, int sequence, int head, int first_column,
+__device__ __forceinline__ StatePlace state_place(long long state, bool transposed, int columns, int first_column,
                                                   const Place& at) {
     StatePlace place;
-    place.next_k = p.state_transposed ? 1 : VD;
-    place.next_v = p.state_transposed ? KD : 1;
-    place.first = ((long long)sequence * p.value_heads + head) * KD * VD +
-                  (at.first_k + 2 * at.quad) * place.next_k + (first_column + at.row) * place.next_v;
+    place.next_k = transposed ? 1 : columns;
+    place.next_v = transposed ? KD : 1;
+    place.first = state * KD * columns + (at.first_k + 2 * at.quad) * place.next_k +
+                  (first_column + at.row) * place.next_v;
     return place;
 }
 
@@ -381,6 +445,17 @@ __device__ __forceinline__ void load_state(OwnState& state, const float* from, c
     for (int n = 0; n < K_PART / 8; ++n, from += 8 * place.next_k)
 #pragma unroll
         for (int e = 0; e < 4; ++e) state[n][e] = from[e % 2 * place.next_k + 8 * (e / 2) * place.next_v];
+}
+
+// The warp's part of 16 columns of the K x K identity.
+__device__ __forceinline__ void load_identity(OwnState& state, int first_column, const Place& at) {
+#pragma unroll
+    for (int n = 0; n < K_PART / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int k = at.first_k + 8 * n + 2 * at.quad + e % 2, column = first_column + at.row + 8 * (e / 2);
+            state[n][e] = k == column ? 1.0f : 0.0f;
+        }
 }
 
 __device__ __forceinline__ void store_state(const OwnState& state, float* to, const StatePlace& place, float factor) {

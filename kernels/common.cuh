@@ -64,6 +64,20 @@ template <int Pending> __device__ __forceinline__ void copy_async_wait() {
 #define BULK_COPY 0
 #endif
 
+// A kernel may be launched before the one before it on its stream has ended, to prepare itself (Hopper and later). It calls
+// the first before it touches what that one wrote, and every kernel of a pass calls it: then all before have ended. The
+// second lets the next kernel be launched once every block has called it or ended.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #if BULK_COPY
 // The bulk copy engine: one thread asks for a whole block of memory, and a barrier in shared memory counts its bytes.
 typedef u64 Barrier;

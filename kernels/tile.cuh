@@ -77,6 +77,14 @@ __device__ __forceinline__ void store_pair(operand* to, float first, float secon
 #endif
 }
 
+__device__ __forceinline__ void store_four(operand* to, const float (&x)[4]) {
+#if MODE == MODE_F16 || MODE == MODE_BF16
+    *(uint2*)to = make_uint2(pack_16(x[0], x[1]), pack_16(x[2], x[3]));
+#else
+    *(float4*)to = make_float4(to_operand(x[0]), to_operand(x[1]), to_operand(x[2]), to_operand(x[3]));
+#endif
+}
+
 __device__ __forceinline__ float2 load_pair(const operand* from) {
 #if MODE == MODE_F16 || MODE == MODE_BF16
     u32 both = *(const u32*)from;
@@ -298,10 +306,10 @@ __device__ __forceinline__ void product_nt(float (&acc)[N][4], const Left& left,
 }
 
 // acc += left * B for the tiles `begin` to `end` of a row of 16 x 16 tiles B in shared memory: element (k, n) at
-// right[k pitch + n].
+// right[k pitch + n]. With a rest, acc += (left + rest) * B.
 template <int N>
 __device__ __forceinline__ void product_nn(float (&acc)[N][4], const Left& left, const operand* right, int pitch,
-                                           int begin = 0, int end = N / 2) {
+                                           int begin = 0, int end = N / 2, const Left* rest = nullptr) {
     const int lane = threadIdx.x & 31;
 #if MODE == MODE_F16 || MODE == MODE_BF16
     u32 address = shared_address(right + (lane & 15) * pitch + (lane >> 4) * 8);
@@ -316,6 +324,14 @@ __device__ __forceinline__ void product_nn(float (&acc)[N][4], const Left& left,
             if (n < begin || n >= end) continue;
             mma_16816(acc[2 * n], left.r, b[n - first][0], b[n - first][1]);
             mma_16816(acc[2 * n + 1], left.r, b[n - first][2], b[n - first][3]);
+        }
+        if (rest) {
+#pragma unroll
+            for (int n = first; n < first + LOADS_AHEAD && n < N / 2; ++n) {
+                if (n < begin || n >= end) continue;
+                mma_16816(acc[2 * n], rest->r, b[n - first][0], b[n - first][1]);
+                mma_16816(acc[2 * n + 1], rest->r, b[n - first][2], b[n - first][3]);
+            }
         }
     }
 #elif MODE == MODE_TF32

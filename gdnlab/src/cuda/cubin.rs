@@ -16,7 +16,7 @@ const ENTRY_POINT: u8 = 0x10;
 const FORM_LONG: u8 = 4;
 const MAX_THREADS: u8 = 0x05;
 const STACK_BYTES: u8 = 0x12;
-const PARAMETER_BYTES: u8 = 0x19;
+const PARAMETER: u8 = 0x17;
 const REGISTERS: u8 = 0x2f;
 
 /// A section that only code for compute capability 9.0 and newer has. There the system's part of a block's shared memory
@@ -60,16 +60,17 @@ impl<'a> Image<'a> {
     fn kernel(&self, index: usize, name: &str) -> FunctionReport {
         let mut report =
             FunctionReport { name: name.to_owned(), shared_bytes: self.shared_bytes(name), ..Default::default() };
-        for Attribute { kind, payload, .. } in self.attributes(".nv.info") {
+        for Attribute { kind, payload } in self.attributes(".nv.info") {
             match (kind, u32_at(payload, 0), u32_at(payload, 4)) {
                 (REGISTERS, Some(of), Some(count)) if of as usize == index => report.registers = count,
                 (STACK_BYTES, Some(of), Some(bytes)) if of as usize == index => report.stack_bytes = bytes,
                 _ => {}
             }
         }
-        for Attribute { kind, value, payload } in self.attributes(&format!(".nv.info.{name}")) {
+        for Attribute { kind, payload } in self.attributes(&format!(".nv.info.{name}")) {
             match kind {
-                PARAMETER_BYTES => report.parameter_bytes = u32::from(value),
+                // The upper 14 bits of its third word are its size.
+                PARAMETER => report.parameter_bytes += u32_at(payload, 8).unwrap_or(0) >> 18,
                 MAX_THREADS => {
                     let product = |product: u32, axis: usize| product.checked_mul(u32_at(payload, 4 * axis)?);
                     report.max_threads = (0..3).try_fold(1, product);
@@ -97,7 +98,7 @@ impl<'a> Image<'a> {
             let length = if *form == FORM_LONG { usize::from(value) } else { 0 };
             let (payload, next) = tail.split_at_checked(length)?;
             rest = next;
-            Some(Attribute { kind: *kind, value, payload })
+            Some(Attribute { kind: *kind, payload })
         })
     }
 
@@ -121,8 +122,6 @@ fn contents<'a>(image: &'a [u8], header: &[u8]) -> Option<&'a [u8]> {
 
 struct Attribute<'a> {
     kind: u8,
-    /// The value, or the length of the payload.
-    value: u16,
     payload: &'a [u8],
 }
 

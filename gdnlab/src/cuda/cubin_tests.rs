@@ -56,8 +56,10 @@ fn sections() -> Vec<Section> {
         of_function(REGISTERS, 1, 32),
         of_function(REGISTERS, 0, 77),
     ];
-    let of_sweep =
-        [&[3, PARAMETER_BYTES, 16, 0][..], &[FORM_LONG, MAX_THREADS, 12, 0, 64, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0]];
+    let of_sweep = [
+        &[FORM_LONG, PARAMETER, 12, 0, 0, 0, 0, 0, 0, 0, 112, 0, 0, 0xf0, 65, 0][..],
+        &[FORM_LONG, MAX_THREADS, 12, 0, 64, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0],
+    ];
     vec![
         (".strtab", b"helper\0sweep\0gates\0".to_vec(), 0),
         (".symtab", symbols.concat(), 0),

@@ -14,12 +14,15 @@ pub struct Grid {
     pub shared_bytes: u32,
     /// Blocks of a cluster along x, y and z, from compute capability 9.0 on.
     pub cluster: Option<[u32; 3]>,
+    /// Whether the kernel may be launched before the one before it on its stream has ended, from compute capability 9.0
+    /// on. It has to wait by itself (`griddepcontrol.wait`) before it touches what kernels before it wrote.
+    pub early: bool,
 }
 
 impl Default for Grid {
     /// One block of one warp.
     fn default() -> Self {
-        Self { blocks: [1; 3], threads: 32, shared_bytes: 0, cluster: None }
+        Self { blocks: [1; 3], threads: 32, shared_bytes: 0, cluster: None, early: false }
     }
 }
 

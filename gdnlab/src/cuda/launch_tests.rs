@@ -20,7 +20,8 @@ fn complaint(grid: Grid, parameter_bytes: usize, limits: &Limits) -> String {
 
 #[test]
 fn what_the_gpu_allows_is_no_error() {
-    let grid = Grid { blocks: [8, 65_535, 1], threads: 256, shared_bytes: 231_424, cluster: Some([2, 1, 1]) };
+    let grid =
+        Grid { blocks: [8, 65_535, 1], threads: 256, shared_bytes: 231_424, cluster: Some([2, 1, 1]), early: false };
     grid.check(&kernel(), 24, &HOPPER).unwrap();
     assert!(!grid.is_empty() && Grid { blocks: [8, 0, 1], ..grid }.is_empty());
 }

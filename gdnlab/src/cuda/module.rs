@@ -85,8 +85,9 @@ impl Function {
         if grid.is_empty() {
             return Ok(());
         }
-        let Grid { blocks, threads, shared_bytes, cluster } = grid;
-        let launch = Launch { blocks, threads, shared_bytes, cluster };
+        let Grid { blocks, threads, shared_bytes, cluster, early } = grid;
+        let early = early && self.limits.capability.0 >= 9;
+        let launch = Launch { blocks, threads, shared_bytes, cluster, early };
         let parameter = std::ptr::from_ref(parameters).cast();
         // SAFETY: the structure has the kernel's size, and the rest is the caller's promise.
         unsafe { self.entry.launch(stream.cudarc(), &launch, parameter) }

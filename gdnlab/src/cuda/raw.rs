@@ -209,6 +209,7 @@ pub(super) struct Launch {
     pub threads: u32,
     pub shared_bytes: u32,
     pub cluster: Option<[u32; 3]>,
+    pub early: bool,
 }
 
 impl Entry {
@@ -232,13 +233,21 @@ impl Entry {
         parameter: *const c_void,
     ) -> Result<(), DriverError> {
         self.image.context.bind_to_thread()?;
-        let mut cluster = launch.cluster.map(|[x, y, z]| sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z },
-            },
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let cluster = launch.cluster.map(|[x, y, z]| {
+            let cluster_dim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+            attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                sys::CUlaunchAttributeValue { clusterDim: cluster_dim },
+            )
         });
+        let early = launch.early.then(|| {
+            attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            )
+        });
+        let mut attributes: Vec<sys::CUlaunchAttribute> = cluster.into_iter().chain(early).collect();
         let config = sys::CUlaunchConfig {
             gridDimX: launch.blocks[0],
             gridDimY: launch.blocks[1],
@@ -248,11 +257,11 @@ impl Entry {
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes,
             hStream: stream.cu_stream(),
-            numAttrs: u32::from(cluster.is_some()),
-            attrs: cluster.as_mut().map_or(std::ptr::null_mut(), |attribute| attribute),
+            numAttrs: attributes.len() as u32,
+            attrs: attributes.as_mut_ptr(),
         };
         let mut parameters = [parameter.cast_mut()];
-        // SAFETY: config, attribute and parameter live until the call returns, which has copied them by then; what the
+        // SAFETY: config, attributes and parameter live until the call returns, which has copied them by then; what the
         // kernel does with the addresses is the caller's promise.
         unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) }.result()
     }

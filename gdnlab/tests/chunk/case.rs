@@ -1,7 +1,7 @@
 //! Problems, and what the kernels make of them.
 
 use gdnlab::compare::Report;
-use gdnlab::cuda::chunk::config::Variant;
+use gdnlab::cuda::chunk::config::{Variant, Work};
 use gdnlab::cuda::chunk::{Chunk, Mode, Plan, Setup, StateLayout};
 use gdnlab::inputs::{Regime, generate};
 use gdnlab::kernel::Kernel;
@@ -14,6 +14,9 @@ use std::fmt;
 pub const AWKWARD: &[usize] = &[0, 1, 15, 63, 0, 65, 1000];
 /// The same without the long one.
 pub const SHORT: &[usize] = &[0, 1, 15, 63, 65, 130];
+
+/// The second one is cut into segments where heads are few, however many tokens a chunk has.
+pub const LONG: &[usize] = &[65, 6500, 0, 100];
 
 /// `HK` and `HV` of a model with few heads, whose sweeps divide K between two warps.
 pub const FEW_HEADS: (usize, usize) = (2, 4);
@@ -89,13 +92,15 @@ impl Case {
         inputs.packed(&cu_seqlens, 3).unwrap().rounded_to(self.precision.input)
     }
 
-    /// What is compiled in, and how many value heads there are with tokens.
-    pub fn variant(&self) -> (Variant, usize) {
+    /// What is compiled in, and what there is to do side by side.
+    pub fn variant(&self) -> (Variant, Work) {
         let Self { precision: Precision { mode, input, .. }, dims: (key_dim, value_dim), heads, lengths, .. } = self;
-        let sequences = lengths.iter().filter(|&&length| length > 0).count();
         let value_heads = heads.1;
         let variant = Variant { mode: *mode, input: *input, key_dim: *key_dim, value_dim: *value_dim, value_heads };
-        (variant, sequences * value_heads)
+        let segments = |length: &usize| variant.segments(length.div_ceil(variant.chunk()));
+        let segments: Vec<usize> = lengths.iter().filter(|&&length| length > 0).map(segments).collect();
+        let cut = segments.iter().any(|&segments| segments > 1);
+        (variant, Work { heads: segments.iter().sum::<usize>() * value_heads, cut })
     }
 
     pub fn setup(&self, inputs: &Inputs) -> Setup {

@@ -1,6 +1,6 @@
 //! What must agree to the bit: two runs, a sequence alone and packed, both layouts of states, a recorded graph.
 
-use crate::case::{AWKWARD, Case, LAYOUTS, Precision, run, run_plan};
+use crate::case::{AWKWARD, Case, LAYOUTS, LONG, Precision, run, run_plan};
 use gdnlab::cuda::chunk::{Options, Plan, Setup};
 use gdnlab::inputs::Regime;
 use gdnlab::problem::{Inputs, Results};
@@ -14,7 +14,8 @@ pub fn cases() -> Vec<Case> {
 fn spread() -> Vec<Case> {
     let of = |precision| {
         let case = |dims| Case::new(precision, dims, AWKWARD, Regime::LongMemory);
-        [case((128, 128)), case((192, 64)), case((64, 96)).with_many_heads()]
+        let long = Case { lengths: LONG.to_vec(), ..case((96, 64)) };
+        [case((128, 128)), case((192, 64)), case((64, 96)).with_many_heads(), long]
     };
     Precision::presets().into_iter().flat_map(of).collect()
 }

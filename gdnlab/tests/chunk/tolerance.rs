@@ -1,6 +1,6 @@
 //! Every mode, head dimension, regime and grouping of heads within the tolerance of its mode.
 
-use crate::case::{AWKWARD, Case, Precision, SHORT};
+use crate::case::{AWKWARD, Case, LONG, Precision, SHORT};
 use crate::expect_none;
 use gdnlab::cuda::chunk::Chunk;
 use gdnlab::inputs::{Regime, generate};
@@ -53,8 +53,19 @@ fn many() -> Vec<Case> {
     Precision::presets().into_iter().flat_map(of).collect()
 }
 
+/// A sequence that is cut into segments, beside others.
+fn long() -> Vec<Case> {
+    let of = |precision| {
+        let case = |dims, regime| Case::new(precision, dims, LONG, regime);
+        let regimes = [Regime::LongMemory, Regime::FastDecay, Regime::Correlated, Regime::BetaTwo];
+        let dims = [(64, 96), (96, 32), (192, 64)].map(|dims| case(dims, Regime::NoDecay));
+        regimes.map(|regime| case((128, 128), regime)).into_iter().chain(dims)
+    };
+    Precision::presets().into_iter().flat_map(of).collect()
+}
+
 pub fn cases() -> Vec<Case> {
-    [regimes(), dims(), mixed(), groups(), many_heads(), many()].concat()
+    [regimes(), dims(), mixed(), groups(), many_heads(), many(), long()].concat()
 }
 
 fn check(cases: &[Case]) {
@@ -95,6 +106,13 @@ fn many_heads_are_within_tolerance() {
 #[ignore = "needs an NVIDIA GPU"]
 fn many_short_sequences_are_within_tolerance() {
     check(&many());
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn cut_sequences_are_within_tolerance() {
+    assert!(long().iter().all(|case| case.variant().1.cut));
+    check(&long());
 }
 
 /// Rows of a batch, without states: all that `Inputs` leave out is zero.

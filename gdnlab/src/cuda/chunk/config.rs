@@ -28,6 +28,12 @@ const GROUPS: [usize; 5] = [8, 4, 3, 2, 1];
 const MOST_WARPS: usize = 8;
 /// Value heads from which one warp takes all of K: they fill the GPU well enough, even those of a single sequence.
 const MANY_VALUE_HEADS: usize = 24;
+/// Segments of a long sequence, times value heads: with the columns of the identity beside those of V, they fill the GPU
+/// once.
+const SEGMENT_HEADS: usize = 33;
+/// Chunks of a segment at the least, and segments of a sequence that is worth cutting: it is read twice then.
+const LEAST_CHUNKS: usize = 32;
+const LEAST_SEGMENTS: usize = 3;
 /// Key dimensions from which two warps share K whatever the heads, since one has too few registers.
 const LARGE_KEY_DIM: usize = 192;
 /// Chunks of a sweep in shared memory at once, at the most.
@@ -48,6 +54,15 @@ pub struct Variant {
     pub value_dim: usize,
     /// `HV`: of the model; how many sequences come with it must not matter.
     pub value_heads: usize,
+}
+
+/// What there is to do side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Value heads of all segments of sequences together.
+    pub heads: usize,
+    /// Whether a sequence has more than one segment.
+    pub cut: bool,
 }
 
 /// What a GPU has.
@@ -79,6 +94,8 @@ pub struct Config {
     pub groups: usize,
     /// Chunks of a sweep that are in shared memory at once.
     pub stages: usize,
+    /// Whether the sweeps over segments are there too, which a cut sequence needs.
+    pub cut: bool,
     /// The gradient of one chunk; `None` where no tile of it fits into the GPU's shared memory.
     pub gradient: Option<GradientTile>,
 }
@@ -117,6 +134,13 @@ impl Variant {
         if self.value_heads >= MANY_VALUE_HEADS && self.key_dim < LARGE_KEY_DIM { 1 } else { 2 }
     }
 
+    /// Segments into which a sequence of `chunks` chunks is cut, which then run side by side. The sums of a state have
+    /// another order then, so the batch has no say.
+    pub fn segments(&self, chunks: usize) -> usize {
+        let segments = usize::min(1 + SEGMENT_HEADS / self.value_heads.max(1), chunks / LEAST_CHUNKS);
+        if segments >= LEAST_SEGMENTS { segments } else { 1 }
+    }
+
     /// The name of the input format in CUDA.
     fn input_in_cuda(&self) -> Result<&'static str> {
         match self.input {
@@ -139,13 +163,14 @@ impl Variant {
 }
 
 impl Config {
-    /// The specialisation for `heads` heads of all sequences together (N x HV) on `card`.
+    /// The specialisation for this much work on `card`.
     ///
     /// # Errors
     /// [`Error::Input`] where there is no kernel for `variant`, [`Error::Gpu`] where `card` has too little shared memory.
-    pub fn new(variant: Variant, heads: usize, card: &Card) -> Result<Self> {
+    pub fn new(variant: Variant, work: Work, card: &Card) -> Result<Self> {
         variant.validate()?;
-        let mut config = Self { variant, chunk: variant.chunk(), groups: 1, stages: 1, gradient: None };
+        let Work { heads, cut } = work;
+        let mut config = Self { variant, chunk: variant.chunk(), groups: 1, stages: 1, cut, gradient: None };
         let fits = |config: &Self| config.sweep_bytes(true) + SWEEP_STATIC_BYTES <= card.shared_bytes_per_block;
         // Large blocks share what they read; more of them than half of the multiprocessors run side by side.
         let enough = |config: &Self| heads.saturating_mul(config.sweep_blocks()) >= card.multiprocessors / 2;
@@ -153,6 +178,7 @@ impl Config {
             .into_iter()
             .filter(|groups| groups * variant.split() <= MOST_WARPS)
             .filter(|groups| variant.value_dim.is_multiple_of(GROUP_COLUMNS * groups))
+            .filter(|groups| !cut || variant.key_dim.is_multiple_of(GROUP_COLUMNS * groups))
             .map(|groups| Self { groups, ..config })
             .filter(fits);
         config = blocks
@@ -194,9 +220,9 @@ impl Config {
         self.chunk + PAD
     }
 
-    /// Threads of a block of the preparation: a warp for 16 rows.
+    /// Threads of a block of the preparation: two warps for 16 rows.
     pub fn prepare_threads(&self) -> usize {
-        2 * self.chunk
+        4 * self.chunk
     }
 
     /// Dynamic shared memory of the preparation, in bytes: K' and Q', then four squares in their place.
@@ -224,6 +250,16 @@ impl Config {
         self.variant.value_dim / (GROUP_COLUMNS * self.groups)
     }
 
+    /// The same with those that take the columns of the identity.
+    pub fn segment_blocks(&self) -> usize {
+        (self.variant.value_dim + self.variant.key_dim) / (GROUP_COLUMNS * self.groups)
+    }
+
+    /// Blocks of a head that join its segments.
+    pub fn join_blocks(&self) -> usize {
+        self.variant.value_dim / if self.variant.key_dim > 128 { 4 } else { 8 }
+    }
+
     /// Dynamic shared memory of a sweep, with or without tiles of Q' and the scores, in bytes.
     pub fn sweep_bytes(&self, queries: bool) -> usize {
         let (operand, input) = (self.operand_bytes(), self.variant.input.bytes());
@@ -238,7 +274,7 @@ impl Config {
     }
 
     /// No less than what the two warps of a group exchange in a sweep (`Exchange`), in bytes: sums of 16 columns by the
-    /// tokens of the chunk, and eight sets of left operands (`Left`) of half the chunk, each with a scale.
+    /// tokens of the chunk, and seven sets of left operands (`Left`) of half the chunk, each with a scale; and two numbers.
     fn exchange_bytes(&self) -> usize {
         if self.variant.split() == 1 {
             return 0;
@@ -246,7 +282,7 @@ impl Config {
         let sums = GROUP_COLUMNS * self.chunk * size_of::<f32>();
         let left = 8 * self.operand_bytes();
         let operands = self.chunk / 32 * LANES * left + 16;
-        sums + 8 * operands
+        sums + 7 * operands + 16
     }
 
     /// Warps that share the columns of K in the gradient.
@@ -280,16 +316,23 @@ impl Config {
         self.build("chunk_prepare", &[])
     }
 
-    fn sweep_defines(&self) -> [(&'static str, usize); 3] {
-        [("SPLIT", self.variant.split()), ("GROUPS", self.groups), ("STAGES", self.stages)]
+    fn sweep_defines(&self) -> Vec<(&'static str, usize)> {
+        let shape = [("SPLIT", self.variant.split()), ("GROUPS", self.groups), ("STAGES", self.stages)];
+        let cut = self.cut.then_some(("CUT", 1));
+        shape.into_iter().chain(cut).collect()
     }
 
-    /// `chunk_forward` and `chunk_states`.
+    /// `chunk_forward`, `chunk_states`, and `chunk_segment_ends` where a sequence is cut.
     pub fn forward(&self) -> Result<Build> {
         self.build("chunk_forward", &self.sweep_defines())
     }
 
-    /// `chunk_backward`.
+    /// `chunk_join_states` and `chunk_join_d_states`.
+    pub fn join(&self) -> Result<Build> {
+        self.build("chunk_join", &[])
+    }
+
+    /// `chunk_backward`, and `chunk_segment_starts` where a sequence is cut.
     pub fn backward(&self) -> Result<Build> {
         self.build("chunk_backward", &self.sweep_defines())
     }
@@ -302,6 +345,9 @@ impl Config {
     /// All of them that there are on this GPU.
     pub fn builds(&self) -> Result<Vec<Build>> {
         let mut builds = vec![self.prepare()?, self.forward()?, self.backward()?];
+        if self.cut {
+            builds.push(self.join()?);
+        }
         if let Some(tile) = self.gradient {
             builds.push(self.gradient_build(tile)?);
         }

@@ -2,6 +2,7 @@
 
 use super::config::{Card, Config};
 use super::setup::{Beta, Gate, Setup};
+use super::table::ChunkTable;
 use crate::cuda::{Build, Function, Gpu, Grid, source};
 use crate::{Error, Result};
 
@@ -11,6 +12,9 @@ const GATE_PART: usize = 256;
 const GATE_HEADS: usize = 32;
 /// Threads of a block of the gate kernels.
 const GATE_THREADS: u32 = 256;
+
+/// Threads of a block that joins segments.
+const JOIN_THREADS: usize = 256;
 
 /// A kernel with the shape of its launch, by the structure that it takes.
 pub(super) enum Step {
@@ -22,9 +26,15 @@ pub(super) enum Step {
 
 /// What each pass starts, in this order.
 pub(super) struct Launches {
+    /// First in both passes; a backward after a forward finds their results.
+    pub shared: Vec<Step>,
     pub forward: Vec<Step>,
-    /// Empty where no backward is wanted.
-    pub backward: Vec<Step>,
+    /// None of these three where no backward is wanted. The states and their gradients depend on what is shared alone, so
+    /// they are computed side by side.
+    pub states: Vec<Step>,
+    pub d_states: Vec<Step>,
+    /// Of both.
+    pub gradient: Vec<Step>,
     /// Value heads that a block of the preparation takes.
     pub heads_per_block: usize,
     /// Parts of the token axis that the gradients of raw gates are summed over.
@@ -32,40 +42,48 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Steps of the forward and of the backward that neither reads values nor states.
-    pub const PREPARATION: usize = 1;
-
     /// Compiles the kernels of the passes that `setup` asks for.
-    pub fn new(gpu: &Gpu, config: &Config, setup: &Setup, chunks: usize) -> Result<Self> {
-        let shape = &setup.shape;
+    pub fn new(gpu: &Gpu, config: &Config, setup: &Setup, table: &ChunkTable) -> Result<Self> {
+        let (shape, chunks, segments) = (&setup.shape, table.chunks(), table.segments());
         let card = Card::from(gpu);
         let heads_per_block = config.heads_per_block(chunks, shape.qk_heads, shape.group(), &card);
         let prepare_blocks = [chunks, shape.qk_heads * (shape.group() / heads_per_block), 1];
         let prepare = grid(prepare_blocks, config.prepare_threads(), config.prepare_bytes())?;
-        let blocks = [config.sweep_blocks(), shape.value_heads, setup.sequences.len()];
+        let blocks = [config.sweep_blocks(), shape.value_heads, segments];
         let sweep = |queries| grid(blocks, config.sweep_threads(), config.sweep_bytes(queries));
+        let of_all = [config.segment_blocks(), shape.value_heads, segments];
+        let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let preparation = gpu.module(&config.prepare()?)?;
         let forward = gpu.module(&config.forward()?)?;
+        let joining = if config.cut { Some(gpu.module(&config.join()?)?) } else { None };
+
+        let mut shared = vec![Step::Chunk(preparation.function("chunk_prepare")?, prepare)];
+        if let Some(joining) = &joining {
+            let ends = grid(of_all, config.sweep_threads(), config.sweep_bytes(false))?;
+            shared.push(Step::Chunk(forward.function("chunk_segment_ends")?, ends));
+            shared.push(Step::Chunk(joining.function("chunk_join_states")?, join));
+        }
         let mut launches = Self {
-            forward: vec![
-                Step::Chunk(preparation.function("chunk_prepare")?, prepare),
-                Step::Chunk(forward.function("chunk_forward")?, sweep(true)?),
-            ],
-            backward: Vec::new(),
+            shared,
+            forward: vec![Step::Chunk(forward.function("chunk_forward")?, sweep(true)?)],
+            states: Vec::new(),
+            d_states: Vec::new(),
+            gradient: Vec::new(),
             heads_per_block,
             gate_parts: setup.tokens().div_ceil(GATE_PART),
         };
         if setup.backward {
             let tile = config.gradient(&card)?;
-            let backward = gpu.module(&config.backward()?)?.function("chunk_backward")?;
+            let backward = gpu.module(&config.backward()?)?;
             let gradient = gpu.module(&config.gradient_build(tile)?)?.function("chunk_gradient")?;
             let of_chunk = grid([chunks, shape.qk_heads, 1], config.gradient_threads(), config.gradient_bytes(tile))?;
-            launches.backward = vec![
-                Step::Chunk(preparation.function("chunk_prepare")?, prepare),
-                Step::Chunk(forward.function("chunk_states")?, sweep(false)?),
-                Step::Chunk(backward, sweep(true)?),
-                Step::Chunk(gradient, of_chunk),
-            ];
+            launches.states.push(Step::Chunk(forward.function("chunk_states")?, sweep(false)?));
+            if let Some(joining) = &joining {
+                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, sweep(true)?));
+                launches.d_states.push(Step::Chunk(joining.function("chunk_join_d_states")?, join));
+            }
+            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, sweep(true)?));
+            launches.gradient.push(Step::Chunk(gradient, of_chunk));
             launches.add_gates(gpu, setup)?;
         }
         Ok(launches)
@@ -80,9 +98,9 @@ impl Launches {
         let module = gpu.module(&gates()?)?;
         let heads = setup.shape.value_heads.div_ceil(GATE_HEADS);
         let shape = |blocks| Ok::<_, Error>(Grid { threads: GATE_THREADS, ..grid(blocks, 0, 0)? });
-        self.backward.push(Step::Gates(module.function("gate_gradients")?, shape([self.gate_parts, heads, 1])?));
+        self.gradient.push(Step::Gates(module.function("gate_gradients")?, shape([self.gate_parts, heads, 1])?));
         if raw {
-            self.backward.push(Step::Gates(module.function("gate_sums")?, shape([heads, 1, 1])?));
+            self.gradient.push(Step::Gates(module.function("gate_sums")?, shape([heads, 1, 1])?));
         }
         Ok(())
     }
@@ -104,5 +122,6 @@ fn grid(blocks: [usize; 3], threads: usize, shared_bytes: usize) -> Result<Grid>
         threads: number(threads)?,
         shared_bytes: number(shared_bytes)?,
         cluster: None,
+        early: false,
     })
 }

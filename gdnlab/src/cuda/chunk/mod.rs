@@ -10,9 +10,12 @@
 //! | `chunk_states` | the same sweep for the backward: the state at the start of each chunk, and U |
 //! | `chunk_backward` | sweep from the last chunk to the first: dv, dh0, the gradient of each chunk's state |
 //! | `chunk_gradient` | for every chunk at once: dq, dk, dg, dbeta |
+//! | `chunk_segment_ends`, `chunk_join_states` | for a sequence that is cut: the state at the start of each segment |
+//! | `chunk_segment_starts`, `chunk_join_d_states` | the gradient of the state at the end of each segment |
 //! | `gate_gradients`, `gate_sums` | the gradients of raw gates |
 //!
-//! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them.
+//! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them. A long
+//! sequence of a model with few heads is cut into segments that run side by side ([`config::Variant::segments`]).
 //!
 //! Two runs give the same bits, and so does a sequence whatever it is packed with: no sum is taken with atomics, and what
 //! decides on the order of a sum follows from the mode, the head dimensions and the number of value heads ([`config`]).
@@ -30,7 +33,7 @@ mod workspace;
 use super::{Build, Operator};
 use crate::Result;
 use crate::precision::Format;
-use config::{Card, Config, Variant};
+use config::{Card, Config, Variant, Work};
 use params::{ChunkParams, GateParams};
 
 pub use super::decode::{HEAD_DIMS, StateLayout};
@@ -50,7 +53,8 @@ fn builds() -> Result<Vec<Build>> {
     use Format::{Bf16, F16, F32};
     use Mode::{F16Internals, Fp32, Tf32};
     let [ampere, hopper, small] = CARDS;
-    let (few, many) = (1, 1 << 16);
+    let of = |heads, cut| Work { heads, cut };
+    let (few, many, cut) = (of(1, false), of(1 << 16, false), of(40, true));
     let cases = [
         (F16Internals, Bf16, 128, 128, 64, many, hopper),
         (F16Internals, Bf16, 128, 128, 8, few, hopper),
@@ -61,11 +65,13 @@ fn builds() -> Result<Vec<Build>> {
         (Tf32, F32, 256, 256, 8, many, hopper),
         (Tf32, Bf16, 96, 32, 64, few, small),
         (Fp32, F32, 256, 128, 64, many, ampere),
+        (F16Internals, Bf16, 128, 128, 8, cut, hopper),
+        (Fp32, F32, 256, 128, 8, cut, ampere),
     ];
     let mut all = vec![launches::gates()?];
-    for (mode, input, key_dim, value_dim, value_heads, heads, card) in cases {
+    for (mode, input, key_dim, value_dim, value_heads, work, card) in cases {
         let variant = Variant { mode, input, key_dim, value_dim, value_heads };
-        let builds = Config::new(variant, heads, &card)?.builds()?;
+        let builds = Config::new(variant, work, &card)?.builds()?;
         all.extend(builds);
     }
     all.sort_by_key(ToString::to_string);
@@ -82,6 +88,10 @@ pub(super) const OPERATOR: Operator = Operator {
         ("chunk_forward", size_of::<ChunkParams>()),
         ("chunk_states", size_of::<ChunkParams>()),
         ("chunk_backward", size_of::<ChunkParams>()),
+        ("chunk_segment_ends", size_of::<ChunkParams>()),
+        ("chunk_segment_starts", size_of::<ChunkParams>()),
+        ("chunk_join_states", size_of::<ChunkParams>()),
+        ("chunk_join_d_states", size_of::<ChunkParams>()),
         ("chunk_gradient", size_of::<ChunkParams>()),
         ("gate_gradients", size_of::<GateParams>()),
         ("gate_sums", size_of::<GateParams>()),

@@ -5,10 +5,10 @@ use super::config::{Card, Config};
 use super::launches::{Launches, Step};
 use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Options, Setup};
-use super::table::{ChunkTable, counted};
+use super::table::{ChunkTable, DeviceTable, counted};
 use super::tensor::DeviceTensor;
-use super::workspace::Workspace;
-use crate::cuda::{Buffer, Element, Gpu, Stream};
+use super::workspace::{Extent, Workspace};
+use crate::cuda::{Buffer, Element, Event, Gpu, Grid, Stream};
 use crate::precision::Format;
 use crate::problem::{GateGrads, Grads, Inputs, Outputs, Results, Tensor};
 use crate::{Error, Result};
@@ -59,11 +59,11 @@ pub struct Plan {
     inputs: Vec<DeviceTensor>,
     outputs: Vec<DeviceTensor>,
     workspace: Workspace,
-    /// First token and length of each chunk, first chunk of each sequence.
-    table: [Buffer<i32>; 3],
+    table: DeviceTable,
     /// Sums of parts of the gradients of raw gates.
     partial: Option<Buffer<f64>>,
     launches: Launches,
+    side: Side,
     params: ChunkParams,
     gate_params: GateParams,
 }
@@ -76,28 +76,29 @@ impl Plan {
     /// memory of some kind, or the kernels cannot be had.
     pub fn new(gpu: &'static Gpu, setup: Setup) -> Result<Self> {
         setup.validate()?;
-        let config = Config::new(setup.variant(), setup.heads(), &Card::from(gpu))?;
-        let table = ChunkTable::new(&setup.sequences, config.chunk)?;
-        let launches = Launches::new(gpu, &config, &setup, table.chunks())?;
+        let config = Config::new(setup.variant(), setup.work(), &Card::from(gpu))?;
+        let table = ChunkTable::new(&setup.sequences, &config.variant)?;
+        let launches = Launches::new(gpu, &config, &setup, &table)?;
         let new =
             |(name, dims, format): (&'static str, Vec<usize>, Format)| DeviceTensor::new(gpu, name, &dims, format);
         let shape = setup.shape;
-        let chunks = table.chunks();
+        let extent = Extent { chunks: table.chunks(), segments: table.segments(), backward: setup.backward };
         let partial = setup.options.gate == Gate::Raw && setup.backward;
         let mut plan = Self {
             gpu,
             config,
             inputs: setup.input_tensors().into_iter().map(new).collect::<Result<_>>()?,
             outputs: setup.output_tensors().into_iter().map(new).collect::<Result<_>>()?,
-            workspace: Workspace::new(gpu, &config, &shape, chunks, setup.backward)?,
+            workspace: Workspace::new(gpu, &config, &shape, extent)?,
             partial: if partial { Some(gpu.alloc(launches.gate_parts * 2 * shape.value_heads)?) } else { None },
-            table: [gpu.upload(&table.first_token)?, gpu.upload(&table.length)?, gpu.upload(&table.sequence)?],
+            table: DeviceTable::new(gpu, &table)?,
             launches,
+            side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
             params: ChunkParams::default(),
             gate_params: GateParams::default(),
             setup,
         };
-        plan.params = plan.chunk_params(chunks)?;
+        plan.params = plan.chunk_params(table.chunks())?;
         plan.gate_params = plan.gate_params()?;
         // What was allocated on the GPU's stream may be used on another one from now on.
         gpu.synchronize()?;
@@ -193,8 +194,9 @@ impl Plan {
     /// Until the kernels have ended, or the last replay of a graph that holds them, the plan is neither dropped nor used on
     /// another stream, the GPU's own included.
     pub unsafe fn forward_on(&self, stream: &Stream) -> Result<()> {
+        let steps = self.launches.shared.iter().chain(&self.launches.forward);
         // SAFETY: the promise of the caller.
-        self.launches.forward.iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
+        unsafe { self.start_all(stream, steps) }
     }
 
     /// Starts the backward on `stream`, such as the one of a graph that is being recorded.
@@ -205,12 +207,16 @@ impl Plan {
     /// # Safety
     /// As for [`Plan::forward_on`].
     pub unsafe fn backward_on(&self, stream: &Stream) -> Result<()> {
+        self.has_backward()?;
         // SAFETY: the promise of the caller.
-        self.backward_steps()?.iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
+        unsafe {
+            self.start_all(stream, &self.launches.shared)?;
+            self.backward_after_forward_on(stream)
+        }
     }
 
     /// Starts the backward on `stream` after a forward of the same inputs: T, the scores and the cumulated gates are
-    /// those that the forward left, and only the states are computed again.
+    /// those that the forward left, like the states between segments; only those within are computed again.
     ///
     /// # Errors
     /// As [`Plan::backward`].
@@ -218,28 +224,45 @@ impl Plan {
     /// # Safety
     /// As for [`Plan::forward_on`].
     pub unsafe fn backward_after_forward_on(&self, stream: &Stream) -> Result<()> {
-        let steps = self.backward_steps()?.iter().skip(Launches::PREPARATION);
-        // SAFETY: the promise of the caller.
-        steps.into_iter().try_for_each(|step| unsafe { self.start(stream, step, &self.params) })
-    }
-
-    fn backward_steps(&self) -> Result<&[Step]> {
-        if !self.setup.backward {
-            return Err(Error::input("chunk: this plan was made for the forward alone: set `backward` in its Setup"));
+        self.has_backward()?;
+        let Side { stream: side, begin, end } = &self.side;
+        begin.record(stream)?;
+        side.wait(begin)?;
+        // SAFETY: the promise of the caller, and the two sweeps write to different memory; both have ended when the
+        // gradient starts.
+        unsafe {
+            self.start_all(side, &self.launches.states)?;
+            self.start_all(stream, &self.launches.d_states)?;
+            end.record(side)?;
+            stream.wait(end)?;
+            self.start_all(stream, &self.launches.gradient)
         }
-        Ok(&self.launches.backward)
     }
 
+    fn has_backward(&self) -> Result<()> {
+        if self.setup.backward {
+            return Ok(());
+        }
+        Err(Error::input("chunk: this plan was made for the forward alone: set `backward` in its Setup"))
+    }
+
+    /// Starts kernels one after the other. All wait by themselves for what is before them, so all but the first may be
+    /// launched early.
+    ///
     /// # Safety
     /// As for [`Plan::forward_on`].
-    unsafe fn start(&self, stream: &Stream, step: &Step, params: &ChunkParams) -> Result<()> {
-        match step {
-            // SAFETY: every tensor has the size that shape and chunk table say, the workspace was cut for this
-            // specialisation, and all of it lives as long as the plan; the rest is the promise of the caller.
-            Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, *grid, params) },
-            // SAFETY: as above.
-            Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &self.gate_params) },
+    unsafe fn start_all<'a>(&self, stream: &Stream, steps: impl IntoIterator<Item = &'a Step>) -> Result<()> {
+        for (number, step) in steps.into_iter().enumerate() {
+            let early = number > 0;
+            match step {
+                // SAFETY: every tensor has the size that shape and chunk table say, the workspace was cut for this
+                // specialisation, and all of it lives as long as the plan; the rest is the promise of the caller.
+                Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &self.params)? },
+                // SAFETY: as above.
+                Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &self.gate_params)? },
+            }
         }
+        Ok(())
     }
 
     /// The input or result `name` once all that was started before on the GPU's stream has ended.
@@ -303,7 +326,6 @@ impl Plan {
     fn chunk_params(&self, chunks: usize) -> Result<ChunkParams> {
         let Setup { shape, options, .. } = &self.setup;
         let Options { scale, qk_l2norm, gate, beta, state_layout, .. } = *options;
-        let [chunk_token, chunk_length, sequence_chunk] = &self.table;
         let (decay, write) = (if gate == Gate::Raw { "a" } else { "g" }, self.setup.write_tensor());
         let mut params = ChunkParams {
             q: self.address("q"),
@@ -324,14 +346,12 @@ impl Plan {
             dg: self.address("dg"),
             dbeta: self.address("dbeta"),
             dh0: self.address("dh0"),
-            chunk_token: chunk_token.address(),
-            chunk_length: chunk_length.address(),
-            sequence_chunk: sequence_chunk.address(),
             chunks: counted(chunks)?,
             qk_heads: counted(shape.qk_heads)?,
             value_heads: counted(shape.value_heads)?,
             heads_per_block: counted(self.launches.heads_per_block)?,
             scale,
+            scale_unit: significand(scale),
             norm_epsilon: qk_l2norm.unwrap_or(-1.0),
             beta_scale: match beta {
                 Beta::Value => 0.0,
@@ -340,6 +360,7 @@ impl Plan {
             state_transposed: i32::from(state_layout == StateLayout::ValueKey),
             ..ChunkParams::default()
         };
+        self.table.enter(&mut params);
         self.workspace.enter(&mut params);
         Ok(params)
     }
@@ -365,9 +386,21 @@ impl Plan {
     }
 }
 
+/// A second stream, and when its work begins and ends.
+struct Side {
+    stream: Stream,
+    begin: Event,
+    end: Event,
+}
+
 fn no_tensor<'a>(name: &str, tensors: impl Iterator<Item = &'a DeviceTensor>) -> Error {
     let names = tensors.map(DeviceTensor::name).collect::<Vec<_>>().join(", ");
     Error::input(format!("chunk: this plan has no tensor '{name}': expected one of {names}"))
+}
+
+/// The significand of a number, from 1 to 2; 1 where it has none.
+fn significand(x: f32) -> f32 {
+    if x.is_normal() { f32::from_bits(x.to_bits() & 0x007f_ffff | 1f32.to_bits()) } else { 1.0 }
 }
 
 /// `[N, HV, R, C]` to `[N, HV, C, R]`.
@@ -383,6 +416,14 @@ fn transposed(states: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_is_its_significand_times_a_power_of_two() {
+        assert_eq!(
+            [0.0, 1.0, -0.25, 3.0, 0.088_388_346, 1e-42].map(significand),
+            [1.0, 1.0, 1.0, 1.5, 1.414_213_5, 1.0]
+        );
+    }
 
     #[test]
     fn states_are_turned_around_head_by_head() {

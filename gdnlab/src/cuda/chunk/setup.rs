@@ -1,7 +1,7 @@
 //! What a plan is made for.
 
 use super::StateLayout;
-use super::config::Variant;
+use super::config::{Variant, Work};
 use crate::precision::Format;
 use crate::problem::{Inputs, Op, Shape};
 use crate::{Error, Result};
@@ -227,9 +227,12 @@ impl Setup {
         }
     }
 
-    /// Value heads of all sequences together that have tokens: what there is to do side by side.
-    pub fn heads(&self) -> usize {
-        self.sequences.iter().filter(|tokens| !tokens.is_empty()).count().saturating_mul(self.shape.value_heads)
+    /// What there is to do side by side; an empty sequence is nothing.
+    pub fn work(&self) -> Work {
+        let variant = self.variant();
+        let segments = |tokens: &Range<usize>| variant.segments(tokens.len().div_ceil(variant.chunk()));
+        let lengths = || self.sequences.iter().filter(|tokens| !tokens.is_empty()).map(segments);
+        Work { heads: lengths().sum::<usize>().saturating_mul(variant.value_heads), cut: lengths().any(|n| n > 1) }
     }
 
     /// Refuses what no kernel can take.

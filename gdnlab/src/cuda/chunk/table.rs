@@ -1,5 +1,8 @@
 //! Where the chunks of all sequences lie.
 
+use super::config::Variant;
+use super::params::ChunkParams;
+use crate::cuda::{Buffer, Gpu};
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -12,21 +15,43 @@ pub(super) struct ChunkTable {
     pub length: Vec<i32>,
     /// First chunk of each sequence, and the number of chunks: `[N + 1]`.
     pub sequence: Vec<i32>,
+    /// First chunk of each segment, and the number of chunks: `[M + 1]`. A sequence has one or more segments.
+    pub segment: Vec<i32>,
+    /// The sequence of each segment: `[M]`.
+    pub segment_sequence: Vec<i32>,
+    /// First segment of each sequence, and the number of segments: `[N + 1]`.
+    pub sequence_segment: Vec<i32>,
 }
 
 impl ChunkTable {
-    /// The chunks of `size` tokens of `sequences`.
+    /// The chunks of `sequences`, cut as `variant` says.
     ///
     /// # Errors
     /// [`Error::Input`] where tokens or chunks are more than a kernel can count.
-    pub fn new(sequences: &[Range<usize>], size: usize) -> Result<Self> {
-        let mut table = Self { first_token: Vec::new(), length: Vec::new(), sequence: vec![0] };
-        for tokens in sequences {
+    pub fn new(sequences: &[Range<usize>], variant: &Variant) -> Result<Self> {
+        let mut table = Self {
+            first_token: Vec::new(),
+            length: Vec::new(),
+            sequence: vec![0],
+            segment: vec![0],
+            segment_sequence: Vec::new(),
+            sequence_segment: vec![0],
+        };
+        let size = variant.chunk();
+        for (number, tokens) in sequences.iter().enumerate() {
+            let before = table.chunks();
             for first in tokens.clone().step_by(size) {
                 table.first_token.push(counted(first)?);
                 table.length.push(counted(size.min(tokens.end - first))?);
             }
             table.sequence.push(counted(table.chunks())?);
+            let chunks = table.chunks() - before;
+            let segments = variant.segments(chunks);
+            for segment in 1..=segments {
+                table.segment.push(counted(before + chunks * segment / segments)?);
+                table.segment_sequence.push(counted(number)?);
+            }
+            table.sequence_segment.push(counted(table.segments())?);
         }
         Ok(table)
     }
@@ -34,6 +59,44 @@ impl ChunkTable {
     /// Number of chunks.
     pub fn chunks(&self) -> usize {
         self.first_token.len()
+    }
+
+    /// Number of segments.
+    pub fn segments(&self) -> usize {
+        self.segment_sequence.len()
+    }
+}
+
+/// The same in the memory of a GPU.
+pub(super) struct DeviceTable {
+    first_token: Buffer<i32>,
+    length: Buffer<i32>,
+    sequence: Buffer<i32>,
+    segment: Buffer<i32>,
+    segment_sequence: Buffer<i32>,
+    sequence_segment: Buffer<i32>,
+}
+
+impl DeviceTable {
+    pub fn new(gpu: &Gpu, table: &ChunkTable) -> Result<Self> {
+        Ok(Self {
+            first_token: gpu.upload(&table.first_token)?,
+            length: gpu.upload(&table.length)?,
+            sequence: gpu.upload(&table.sequence)?,
+            segment: gpu.upload(&table.segment)?,
+            segment_sequence: gpu.upload(&table.segment_sequence)?,
+            sequence_segment: gpu.upload(&table.sequence_segment)?,
+        })
+    }
+
+    /// Writes the addresses into `params`.
+    pub fn enter(&self, params: &mut ChunkParams) {
+        params.chunk_token = self.first_token.address();
+        params.chunk_length = self.length.address();
+        params.sequence_chunk = self.sequence.address();
+        params.segment_chunk = self.segment.address();
+        params.segment_sequence = self.segment_sequence.address();
+        params.sequence_segment = self.sequence_segment.address();
     }
 }
 
@@ -45,21 +108,38 @@ pub(super) fn counted(number: usize) -> Result<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::chunk::Mode;
+    use crate::precision::Format;
+
+    fn variant(mode: Mode) -> Variant {
+        Variant { mode, input: Format::F32, key_dim: 64, value_dim: 64, value_heads: 8 }
+    }
 
     #[test]
     fn each_sequence_starts_a_chunk_and_an_empty_one_has_none() {
-        let table = ChunkTable::new(&[0..0, 0..65, 65..66, 66..66, 66..194], 64).unwrap();
+        let table = ChunkTable::new(&[0..0, 0..65, 65..66, 66..66, 66..194], &variant(Mode::Bf16)).unwrap();
         assert_eq!(table.first_token, [0, 64, 65, 66, 130]);
         assert_eq!(table.length, [64, 1, 1, 64, 64]);
         assert_eq!(table.sequence, [0, 0, 2, 3, 3, 5]);
         assert_eq!(table.chunks(), 5);
-        let nothing = ChunkTable::new(&[0..0, 0..0], 32).unwrap();
+        assert_eq!((table.segment, table.segment_sequence), (table.sequence.clone(), vec![0, 1, 2, 3, 4]));
+        let nothing = ChunkTable::new(&[0..0, 0..0], &variant(Mode::Fp32)).unwrap();
         assert_eq!((nothing.chunks(), nothing.sequence), (0, vec![0, 0, 0]));
+    }
+
+    #[test]
+    fn a_long_sequence_has_segments_of_whole_chunks() {
+        let table = ChunkTable::new(&[0..100, 100..100 + 64 * 200, 12_900..12_901], &variant(Mode::Bf16)).unwrap();
+        assert_eq!(table.sequence, [0, 2, 202, 203]);
+        assert_eq!(table.segment, [0, 2, 42, 82, 122, 162, 202, 203]);
+        assert_eq!(table.segment_sequence, [0, 1, 1, 1, 1, 1, 2]);
+        assert_eq!(table.sequence_segment, [0, 1, 6, 7]);
+        assert_eq!(table.segments(), 7);
     }
 
     #[test]
     fn more_tokens_than_a_kernel_counts_are_refused() {
         let (near, far) = (0..1, (1 << 31)..(1 << 31) + 1);
-        assert!(ChunkTable::new(&[near, far], 64).unwrap_err().to_string().contains("2147483648"));
+        assert!(ChunkTable::new(&[near, far], &variant(Mode::Bf16)).unwrap_err().to_string().contains("2147483648"));
     }
 }

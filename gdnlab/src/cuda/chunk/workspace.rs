@@ -24,8 +24,17 @@ struct Places {
     inverse: usize,
     scores: usize,
     coefficients: usize,
+    segments: Option<SegmentPlaces>,
     backward: Option<BackwardPlaces>,
     bytes: usize,
+}
+
+/// What only cut sequences need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SegmentPlaces {
+    states: usize,
+    transitions: usize,
+    d_states: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +49,17 @@ struct BackwardPlaces {
     d_states: usize,
     d_state_scales: usize,
     d_o_scales: usize,
+}
+
+/// What a workspace has to hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Number of chunks.
+    pub chunks: usize,
+    /// Number of segments.
+    pub segments: usize,
+    /// Whether the backward is wanted.
+    pub backward: bool,
 }
 
 /// Hands out memory from the front; `None` once it is more than can be addressed.
@@ -58,7 +78,8 @@ impl Cut {
 }
 
 impl Places {
-    fn new(config: &Config, shape: &Shape, chunks: usize, backward: bool) -> Result<Self> {
+    fn new(config: &Config, shape: &Shape, extent: Extent) -> Result<Self> {
+        let Extent { chunks, segments, backward } = extent;
         let (operand, number) = (config.variant.mode.operand_bytes(), size_of::<f32>());
         let Shape { qk_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let (rows, row) = (config.chunk, config.row_pitch());
@@ -75,9 +96,18 @@ impl Places {
             inverse: cut.take(operand, &square),
             scores: cut.take(operand, &square),
             coefficients: cut.take(number, &[chunks, value_heads, COEFFICIENTS, rows]),
+            segments: None,
             backward: None,
             bytes: 0,
         };
+        if config.cut {
+            let state = [segments, value_heads, value_dim, key_dim];
+            places.segments = Some(SegmentPlaces {
+                states: cut.take(number, &state),
+                transitions: cut.take(number, &[segments, value_heads, 2, key_dim, key_dim]),
+                d_states: backward.then(|| cut.take(number, &state)),
+            });
+        }
         if backward {
             places.backward = Some(BackwardPlaces {
                 overlaps: cut.take(operand, &square),
@@ -98,9 +128,9 @@ impl Places {
 }
 
 impl Workspace {
-    /// For `chunks` chunks of `shape`, with what the backward needs where it is wanted.
-    pub fn new(gpu: &Gpu, config: &Config, shape: &Shape, chunks: usize, backward: bool) -> Result<Self> {
-        let places = Places::new(config, shape, chunks, backward)?;
+    /// For a problem of `shape`.
+    pub fn new(gpu: &Gpu, config: &Config, shape: &Shape, extent: Extent) -> Result<Self> {
+        let places = Places::new(config, shape, extent)?;
         Ok(Self { memory: gpu.alloc(places.bytes)?, places })
     }
 
@@ -116,13 +146,18 @@ impl Workspace {
     /// Writes the addresses into `params`; null for what the forward does not need where there is no backward.
     pub fn enter(&self, params: &mut ChunkParams) {
         let address = |offset: usize| self.memory.address() + offset as u64;
-        let Places { queries, keys, norms, inverse, scores, coefficients, backward, .. } = &self.places;
+        let Places { queries, keys, norms, inverse, scores, coefficients, segments, backward, .. } = &self.places;
         params.queries = address(*queries);
         params.keys = address(*keys);
         params.norms = address(*norms);
         params.inverse = address(*inverse);
         params.scores = address(*scores);
         params.coefficients = address(*coefficients);
+        if let Some(places) = segments {
+            params.segment_states = address(places.states);
+            params.transitions = address(places.transitions);
+            params.segment_d_states = places.d_states.map_or(0, address);
+        }
         if let Some(places) = backward {
             params.overlaps = address(places.overlaps);
             params.states = address(places.states);
@@ -140,7 +175,7 @@ impl Workspace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::{Card, Variant};
+    use super::super::config::{Card, Variant, Work};
     use super::super::setup::Mode;
     use super::*;
     use crate::precision::Format;
@@ -148,9 +183,9 @@ mod tests {
     fn places(mode: Mode, chunks: usize, backward: bool) -> Result<Places> {
         let variant = Variant { mode, input: Format::F32, key_dim: 128, value_dim: 64, value_heads: 6 };
         let card = Card { multiprocessors: 132, shared_bytes_per_block: 232_448 };
-        let config = Config::new(variant, 1, &card).unwrap();
+        let config = Config::new(variant, Work { heads: 1, cut: false }, &card).unwrap();
         let shape = Shape { qk_heads: 2, value_heads: 6, ..Shape::new(1, 1, 128, 64) };
-        Places::new(&config, &shape, chunks, backward)
+        Places::new(&config, &shape, Extent { chunks, segments: 1, backward })
     }
 
     #[test]
