@@ -1,6 +1,7 @@
 //! Day 1's experiment: errors of kernels against the float64 recurrence on the same rounded inputs, over shapes, and
 //! after one step of a policy was changed.
 
+use crate::bench::SeqLens;
 use crate::chunked::Chunked;
 use crate::compare::{compare_results, tolerance};
 use crate::inputs::{Regime, generate};
@@ -39,20 +40,34 @@ pub struct Problems {
     pub regimes: Vec<Regime>,
     /// Seed of the inputs.
     pub seed: u64,
+    /// Lengths of packed sequences, which begin from a state then; their sum is `T` of every shape.
+    pub packing: Option<SeqLens>,
 }
 
 impl Problems {
     /// GDN on the nine shapes of Day 1.
     pub fn day1(regimes: &[Regime], seed: u64) -> Self {
         let shapes = DAY1_SHAPES.map(|(t, k, v)| Shape::new(t, DAY1_HEADS, k, v)).to_vec();
-        Self { op: Op::Gdn, shapes, regimes: regimes.to_vec(), seed }
+        Self { op: Op::Gdn, shapes, regimes: regimes.to_vec(), seed, packing: None }
     }
 
     /// Inputs, shape and regime of each problem, made when it is its turn.
     fn each(&self) -> impl Iterator<Item = Result<(Inputs, Regime)>> + '_ {
         self.shapes.iter().flat_map(move |shape| {
-            self.regimes.iter().map(move |&regime| Ok((generate(self.op, shape, regime, self.seed)?, regime)))
+            self.regimes.iter().map(move |&regime| {
+                let inputs = generate(self.op, shape, regime, self.seed)?;
+                let Some(packing) = &self.packing else { return Ok((inputs, regime)) };
+                let cu_seqlens: Vec<usize> =
+                    std::iter::once(0).chain(packing.ranges().into_iter().map(|tokens| tokens.end)).collect();
+                Ok((inputs.with_initial_state(self.seed).packed(&cu_seqlens, self.seed)?, regime))
+            })
         })
+    }
+
+    /// What a record says of the problem of `shape`, the inputs aside.
+    pub(crate) fn workload(&self, shape: &Shape) -> Workload {
+        let seqlens = self.packing.as_ref().map(SeqLens::to_string);
+        Workload { seqlens, ..Workload::new(self.op, shape) }
     }
 
     fn count(&self) -> usize {
@@ -162,7 +177,8 @@ fn measure(
             if progress(&Step { done, total, name }).is_break() {
                 return Err(Error::Stopped);
             }
-            let workload = Workload::new(problems.op, &shape)
+            let workload = problems
+                .workload(&shape)
                 .kernel(subject.kernel.name(), subject.mode)
                 .inputs(regime.name(), problems.seed);
             let errors_per_tensor = truths.errors(subject.kernel)?;
@@ -276,6 +292,22 @@ mod tests {
         .expect("valid");
         assert_eq!((records.len(), steps), (2 * 8, vec![0, 1]));
         assert!(records.iter().all(|record| record.errors().is_some_and(|errors| errors.nonfinite == 0)));
+    }
+
+    #[test]
+    fn packed_sequences_and_grouped_heads_are_measured_as_such() {
+        let shape = Shape { qk_heads: 1, ..Shape::new(80, 2, 16, 8) };
+        let packing = Some(SeqLens::new(vec![1, 0, 15, 64]));
+        let problems = Problems { shapes: vec![shape], packing, ..small() };
+        let kernel = Chunked::presets().remove(0);
+        let records = run(&problems, &[&kernel], go_on).expect("valid");
+        let workload = &records[0].workload;
+        assert_eq!(
+            (workload.seqlens.as_deref(), workload.qk_heads, workload.value_heads),
+            (Some("1+0+15+64"), Some(1), Some(2))
+        );
+        let wrong = Problems { packing: Some(SeqLens::new(vec![1, 2])), ..problems };
+        assert!(run(&wrong, &[&kernel], go_on).unwrap_err().to_string().contains("cu_seqlens"));
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn what_is_missing() -> Result<Option<String>> {
 
 /// What each kernel is to be measured on: one workload for each problem and kernel.
 fn wanted(problems: &Problems, kernels: &[&dyn Kernel]) -> Vec<Workload> {
-    let of_shape = problems.shapes.iter().map(|shape| Workload::new(problems.op, shape));
+    let of_shape = problems.shapes.iter().map(|shape| problems.workload(shape));
     let of_problem =
         of_shape.flat_map(|shape| problems.regimes.iter().map(move |r| shape.clone().inputs(r.name(), problems.seed)));
     of_problem

@@ -1,6 +1,7 @@
 //! `cargo lab numerics`.
 
 use crate::output::{note, print};
+use gdnlab::bench::SeqLens;
 use gdnlab::chunked::Chunked;
 use gdnlab::cuda::Gpu;
 use gdnlab::inputs::Regime;
@@ -25,6 +26,7 @@ use std::str::FromStr;
 #[command(after_help = "Examples:
   cargo lab numerics                                    the nine shapes of Day 1 in four modes
   cargo lab numerics --shape 1000,128,128 --mode bf16   one shape, one mode
+  cargo lab numerics --shape 1066,64,128 --heads 4 --qk-heads 2 --seqlens 65+0+1000+1
   cargo lab numerics --op gdn2 --regime correlated --shape 512,64,64 --json")]
 pub struct Args {
     /// Operator: gdn or gdn2.
@@ -36,6 +38,13 @@ pub struct Args {
     /// Number of heads.
     #[arg(long, value_name = "H", default_value_t = DAY1_HEADS)]
     heads: usize,
+    /// Number of q/k heads, which groups of value heads share; as many as heads without it.
+    #[arg(long, value_name = "HK")]
+    qk_heads: Option<usize>,
+    /// Lengths of sequences that are packed into one row and begin from a state: 65+0+1000, or 40x8 for eight of 40
+    /// tokens. Their sum is T of every shape.
+    #[arg(long, value_name = "LENGTHS")]
+    seqlens: Option<SeqLens>,
     /// Precision modes of the chunked form: fp64, fp32, fp32-tf32-solve, tf32, bf16, f16-internals. Without it, bf16,
     /// tf32, fp32-tf32-solve and fp32, unless kernels are named.
     #[arg(long, num_args = 1..)]
@@ -119,8 +128,13 @@ impl Args {
             // Before the first kernel has used a minute in vain.
             Gpu::shared()?;
         }
-        let problems =
-            Problems { op: self.op, shapes: self.shapes(&kernels)?, regimes: self.regime.clone(), seed: self.seed };
+        let problems = Problems {
+            op: self.op,
+            shapes: self.shapes(&kernels)?,
+            regimes: self.regime.clone(),
+            seed: self.seed,
+            packing: self.seqlens.clone(),
+        };
         let records = run(&problems, &kernels, |step| {
             note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
             ControlFlow::Continue(())
@@ -135,14 +149,28 @@ impl Args {
         let formats = distinct(kernels.iter().map(|kernel| kernel.input_format())).len() as u128;
         let day1 = DAY1_SHAPES.map(|(tokens, key_dim, value_dim)| Size { tokens, key_dim, value_dim });
         let sizes = if self.shape.is_empty() { &day1[..] } else { &self.shape };
-        let shape = |size: &Size| Shape::new(size.tokens, self.heads, size.key_dim, size.value_dim);
+        let shape = |size: &Size| {
+            let all = Shape::new(size.tokens, self.heads, size.key_dim, size.value_dim);
+            Shape { qk_heads: self.qk_heads.unwrap_or(self.heads), ..all }
+        };
         let checked = |shape: Shape| {
             shape.validate()?;
+            if let Some(packing) = self.seqlens.as_ref().filter(|packing| packing.tokens() != shape.tokens) {
+                let tokens = packing.tokens();
+                return Err(Error::input(format!("--seqlens {packing} has {tokens} tokens: expected T of {shape}")));
+            }
             let bytes = shape.bytes(self.op, shape.batch, true).saturating_mul(formats + 1);
             require(bytes).map_err(|error| Error::input(format!("{shape}: {error}")))?;
             Ok(shape)
         };
         sizes.iter().map(shape).map(checked).collect()
+    }
+
+    /// What the title of a table says of grouped heads and packed sequences.
+    fn grouping(&self) -> String {
+        let heads = self.qk_heads.map(|heads| format!(", {heads} of q and k")).unwrap_or_default();
+        let packing = self.seqlens.as_ref().map(|lengths| format!(", sequences {lengths}")).unwrap_or_default();
+        heads + &packing
     }
 
     fn kernels(&self) -> Result<Vec<Box<dyn Kernel>>> {
@@ -179,11 +207,12 @@ impl Args {
                 rows: rows.filter_map(|record| Some((size_columns(record), record.errors()?))).collect(),
             };
             format!(
-                "{}, {} of {} with H = {}, inputs {} from seed {}\n{table}",
+                "{}, {} of {} with H = {}{}, inputs {} from seed {}\n{table}",
                 kernel.unwrap_or_default(),
                 self.metric.name(),
                 self.op,
                 self.heads,
+                self.grouping(),
                 regime.unwrap_or_default(),
                 self.seed
             )
