@@ -39,9 +39,13 @@
 //! |---|---|
 //! | `GDNLAB_GPU` | which GPU, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible; 0 without it |
 //! | `GDNLAB_NVRTC` | the library `libnvrtc.so.13` or its folder; see [`Compiler::find`] for where it is looked for otherwise |
+//! | `GDNLAB_CUBLAS` | the library `libcublasLt.so.13` or its folder; looked for in the same places otherwise |
 //! | `GDNLAB_CACHE` | folder of the compiled kernels; `~/.cache/gdnlab/kernels` without it. At most 256 MiB |
 //! | `GDNLAB_KERNELS` | folder whose `.cu` and `.cuh` files are used instead of the embedded ones |
 
+mod blas;
+mod blas_raw;
+mod blas_tune;
 mod buffer;
 mod build;
 mod cache;
@@ -60,6 +64,7 @@ mod report;
 mod stream;
 mod tensor_map;
 
+pub use blas::{Batch, Compute, Matmul, Operand, Product};
 pub use buffer::{Buffer, Element};
 pub use build::{Architecture, Build, Compiled, Source, source, sources};
 pub use cache::Cache;

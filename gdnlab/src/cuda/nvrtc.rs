@@ -76,7 +76,7 @@ impl Nvrtc {
                 "{} is not an NVRTC that can be used here ({error}): expected that of CUDA 12 or newer for {}; {}",
                 path.display(),
                 std::env::consts::ARCH,
-                super::locate::REMEDY
+                super::locate::NVRTC.remedy
             ))
         })?;
         let nvrtc: &'static Self = Box::leak(Box::new(nvrtc));

@@ -96,7 +96,7 @@ impl Stream {
         self.0.wait(&event.0).map_err(|error| failed("waiting for an event", error))
     }
 
-    fn bind(&self) -> Result<()> {
+    pub(super) fn bind(&self) -> Result<()> {
         self.0.context().bind_to_thread().map_err(|error| failed("using the GPU", error))
     }
 }
