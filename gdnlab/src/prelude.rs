@@ -7,7 +7,7 @@ pub use crate::compare::{Comparison, compare, compare_results};
 pub use crate::figure::{Emulation, Figure, Rows};
 pub use crate::inputs::{Regime, generate};
 pub use crate::kernel::{Kernel, kernel, kernels};
-pub use crate::notebook::{OnGpu, Show, numerics_on_gpu, progress_lines, show_tables};
+pub use crate::notebook::{OnGpu, Show, numerics_on_gpu, progress_lines, recorded_on_gpu, show_tables};
 pub use crate::precision::{Format, Policy};
 pub use crate::problem::{Gates, Inputs, Op, Results, Shape, Tensor};
 pub use crate::reference::Reference;

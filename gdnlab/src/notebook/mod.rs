@@ -5,7 +5,7 @@
 
 mod on_gpu;
 
-pub use on_gpu::{OnGpu, Origin, numerics_on_gpu};
+pub use on_gpu::{OnGpu, Origin, numerics_on_gpu, recorded_on_gpu};
 
 use crate::Result;
 use crate::figure::Figure;

@@ -90,6 +90,34 @@ pub fn numerics_on_gpu(
     Ok(OnGpu { records, origin: Origin::Measured { kept } })
 }
 
+/// All that the newest `<suite>_*.jsonl` of `folder` with GPU records of `kernel` holds of that kernel on a GPU, whatever
+/// the problem, and the path of that file.
+///
+/// # Errors
+/// [`Error::Input`] where no file holds any.
+pub fn recorded_on_gpu(folder: impl AsRef<Path>, suite: &str, kernel: &str) -> Result<(PathBuf, Vec<Record>)> {
+    let folder = folder.as_ref();
+    let mut all = Vec::new();
+    for path in record::files(folder, &format!("{suite}_"))? {
+        let of_kernel = |record: &Record| is_on_gpu(record) && record.workload.kernel.as_deref() == Some(kernel);
+        let held: Vec<Record> = record::read(&path)?.into_iter().filter(of_kernel).collect();
+        if !held.is_empty() {
+            all.push((path, held));
+        }
+    }
+    all.into_iter().max_by_key(|(_, records)| time(records)).ok_or_else(|| {
+        Error::input(format!(
+            "no measurements of {kernel} on a GPU: expected some in {}",
+            folder.join(format!("{suite}_*.jsonl")).display()
+        ))
+    })
+}
+
+/// When the last of `records` was measured.
+fn time(records: &[Record]) -> Option<String> {
+    records.iter().filter_map(|record| record.environment.utc.clone()).max()
+}
+
 /// What this machine lacks to measure, in a few words; `None` where it has all.
 fn what_is_missing() -> Result<Option<String>> {
     match Gpu::shared() {
@@ -125,7 +153,6 @@ fn newest(folder: &Path, suite: &str, wanted: &[Workload], reason: &str) -> Resu
             Err(missing) => incomplete.push(format!("{} has none of {missing}", path.display())),
         }
     }
-    let time = |records: &[Record]| records.iter().filter_map(|record| record.environment.utc.clone()).max();
     complete.into_iter().max_by_key(|(_, records)| time(records)).ok_or_else(|| {
         let seen = if incomplete.is_empty() { "there is no such file".to_owned() } else { incomplete.join("; ") };
         Error::input(format!(

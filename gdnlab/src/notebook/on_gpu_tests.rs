@@ -73,6 +73,16 @@ fn of_repeated_measurements_the_last_counts() {
 }
 
 #[test]
+fn all_of_a_kernel_comes_from_the_newest_file_that_has_any_of_it() {
+    let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../data"));
+    let (path, records) = recorded_on_gpu(data, "day01_numerics", "cuda-chunk-bf16").unwrap();
+    assert!(records.len() > 100 && records.iter().all(is_on_gpu), "{}", path.display());
+    assert!(records.iter().any(|record| record.workload.seqlens.is_some()));
+    let missing = recorded_on_gpu(data, "day01_numerics", "cuda-mine").unwrap_err().to_string();
+    assert!(missing.contains("no measurements of cuda-mine"), "{missing}");
+}
+
+#[test]
 fn one_line_says_where_the_numbers_come_from() {
     let records = measured(&all_wanted(), Some("NVIDIA H200"), "2026-11-29T22:00:00Z", 1.0);
     let path = PathBuf::from("data/day01_numerics_h200_2026-11-29.jsonl");
