@@ -43,6 +43,7 @@
 //! | `GDNLAB_CACHE` | folder of the compiled kernels; `~/.cache/gdnlab/kernels` without it. At most 256 MiB |
 //! | `GDNLAB_KERNELS` | folder whose `.cu` and `.cuh` files are used instead of the embedded ones |
 
+pub mod attention;
 mod blas;
 mod blas_raw;
 mod blas_tune;
@@ -91,5 +92,5 @@ pub struct Operator {
 
 /// The operators that have kernels. The tests compile all of their builds.
 pub fn operators() -> &'static [Operator] {
-    &[recurrent::OPERATOR, decode::OPERATOR, chunk::OPERATOR, copy::OPERATOR]
+    &[recurrent::OPERATOR, decode::OPERATOR, chunk::OPERATOR, copy::OPERATOR, attention::OPERATOR]
 }
