@@ -56,6 +56,7 @@ mod cubin;
 pub mod decode;
 mod gpu;
 mod launch;
+pub mod layers;
 mod locate;
 mod module;
 mod nvrtc;
@@ -92,5 +93,21 @@ pub struct Operator {
 
 /// The operators that have kernels. The tests compile all of their builds.
 pub fn operators() -> &'static [Operator] {
-    &[recurrent::OPERATOR, decode::OPERATOR, chunk::OPERATOR, copy::OPERATOR, attention::OPERATOR]
+    &[
+        recurrent::OPERATOR,
+        decode::OPERATOR,
+        chunk::OPERATOR,
+        copy::OPERATOR,
+        attention::OPERATOR,
+        layers::adamw::OPERATOR,
+        layers::cross_entropy::OPERATOR,
+        layers::embedding::OPERATOR,
+        layers::gated_norm::OPERATOR,
+        layers::part_sums::OPERATOR,
+        layers::rms_norm::OPERATOR,
+        layers::rope::OPERATOR,
+        layers::short_conv::OPERATOR,
+        layers::swiglu::OPERATOR,
+        layers::widen::OPERATOR,
+    ]
 }
