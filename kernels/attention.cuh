@@ -136,3 +136,62 @@ __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
+
+// What a warp keeps of its rows `row` and `row + 8`.
+struct Softmax {
+    float largest[2]; // score so far, not scaled
+    float sum[2];     // of this lane's columns
+};
+
+// Turns scores into e^{s - m}, and corrects what was summed with an older m. c is the factor on scores, times log2(e).
+template <int N>
+__device__ __forceinline__ void exponentiate(float (&score)[N][4], Softmax& softmax, Rows16& output, float c) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float largest = softmax.largest[half];
+#pragma unroll
+        for (int n = 0; n < N; ++n) largest = fmaxf(largest, fmaxf(score[n][2 * half], score[n][2 * half + 1]));
+        largest = quad_max(largest);
+        const float shift = c * fmaxf(largest, -1e36f); // finite, even where all scores are -infinity
+        const float correction = power_of_two(fmaf(c, softmax.largest[half], -shift));
+        softmax.largest[half] = largest;
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; ++e) {
+                score[n][e] = power_of_two(fmaf(c, score[n][e], -shift));
+                sum[e % 2] += score[n][e];
+            }
+        softmax.sum[half] = fmaf(softmax.sum[half], correction, sum[0] + sum[1]);
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) {
+            output[n][2 * half] *= correction;
+            output[n][2 * half + 1] *= correction;
+        }
+    }
+}
+
+// Hides keys after their queries: `query` is the warp's first, `key` that of the first column.
+template <int N> __device__ __forceinline__ void hide_later_keys(float (&score)[N][4], int query, int key) {
+    const int lane = threadIdx.x & 31, distance = query + lane / 4 - (key + 2 * (lane % 4)); // of the lane's first element
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (8 * n + e % 2 - 8 * (e / 2) > distance) score[n][e] = minus_infinity();
+}
+
+// Ends a forward: writes the log-sum-exp of the warp's rows from query `first` on, and gives what their outputs lack.
+__device__ __forceinline__ void finish_softmax(float (&inverse)[2], const Softmax& softmax, const AttentionParams& p,
+                                               const Work& work, int first) {
+    const int lane = threadIdx.x & 31;
+    float* lse = head_of(p.lse, work, p);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float sum = quad_sum(softmax.sum[half]);
+        inverse[half] = 1.0f / sum;
+        const int token = first + lane / 4 + 8 * half;
+        if (lane % 4 == 0 && token < p.tokens) lse[token] = fmaf(p.scale, softmax.largest[half], logf(sum));
+    }
+}

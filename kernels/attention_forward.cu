@@ -16,46 +16,12 @@ constexpr int QUERIES = 16 * WARPS, KEYS = 64;
 constexpr int TILE = KEYS * PITCH;
 static_assert(16 * WARPS * PITCH <= 4 * TILE, "the output passes through the tiles of keys and values");
 
-// What a warp keeps of its rows `row` and `row + 8`.
-struct Softmax {
-    float largest[2]; // score so far, not scaled
-    float sum[2];     // of this lane's columns
-};
-
-// Turns scores into e^{s - m}, and corrects what was summed with an older m.
-__device__ __forceinline__ void exponentiate(float (&score)[KEYS / 8][4], Softmax& softmax, Rows16& output, float c) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float largest = softmax.largest[half];
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) largest = fmaxf(largest, fmaxf(score[n][2 * half], score[n][2 * half + 1]));
-        largest = quad_max(largest);
-        const float shift = c * fmaxf(largest, -1e36f); // finite, even where all scores are -infinity
-        const float correction = power_of_two(fmaf(c, softmax.largest[half], -shift));
-        softmax.largest[half] = largest;
-        float sum = 0.0f;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; ++e) {
-                score[n][e] = power_of_two(fmaf(c, score[n][e], -shift));
-                sum += score[n][e];
-            }
-        softmax.sum[half] = fmaf(softmax.sum[half], correction, sum);
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n) {
-            output[n][2 * half] *= correction;
-            output[n][2 * half + 1] *= correction;
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM == 64 ? 2 : 1) attention_forward(const __grid_constant__ AttentionParams p) {
     extern __shared__ __align__(128) u8 shared[];
     operand* const tiles = (operand*)shared; // keys and values of this turn, keys and values of the next
     const Work work = work_of_block(p, (p.tokens + QUERIES - 1) / QUERIES, true);
     const Head keys = head_of(p.k, work, p.tokens), values = head_of(p.v, work, p.tokens);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int warp = threadIdx.x / 32;
     const int first = work.tile * QUERIES + 16 * warp; // query of the warp
     const int turns = (min((work.tile + 1) * QUERIES, p.tokens) + KEYS - 1) / KEYS;
     const float c = p.scale * LOG2_E;
@@ -85,14 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM == 64 ? 2 : 1) at
         clear(score);
 #pragma unroll
         for (int i = 0; i < D_TILES; ++i) product_nt(score, query[i], key_tile + 16 * i, PITCH);
-        if ((turn + 1) * KEYS > first + 1) { // keys after queries among them
-            const int query = first + lane / 4 - (turn * KEYS + 2 * (lane % 4)); // from the first key of this lane
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (8 * n + e % 2 - 8 * (e / 2) > query) score[n][e] = minus_infinity();
-        }
+        if ((turn + 1) * KEYS > first + 1) hide_later_keys(score, first, turn * KEYS);
         exponentiate(score, softmax, output, c);
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
@@ -101,15 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM == 64 ? 2 : 1) at
         }
     }
 
-    float* lse = head_of(p.lse, work, p);
     float inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float sum = quad_sum(softmax.sum[half]);
-        inverse[half] = 1.0f / sum;
-        const int token = first + lane / 4 + 8 * half;
-        if (lane % 4 == 0 && token < p.tokens) lse[token] = fmaf(p.scale, softmax.largest[half], logf(sum));
-    }
+    finish_softmax(inverse, softmax, p, work, first);
     __syncthreads(); // all are done with the tiles
     store_rows(head_of(p.o, work, p.tokens), output, inverse[0], inverse[1], tiles + 16 * warp * PITCH, first, p.tokens);
 }

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use gdnlab::compare::compare;
-use gdnlab::cuda::attention::{Attention, Backward, Forward, HEAD_DIMS, Heads, Rows, Setup};
-use gdnlab::cuda::{Buffer, Gpu};
+use gdnlab::cuda::attention::{Attention, Backward, Forward, HEAD_DIMS, Heads, Path, Rows, Setup};
+use gdnlab::cuda::{Buffer, Gpu, Stream};
 use gdnlab::problem::Tensor;
-use gdnlab::reference::attention::Attention as Reference;
+use gdnlab::reference::attention::{Attention as Reference, AttentionGrads, AttentionOutputs};
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -102,6 +102,12 @@ impl Case {
     }
 }
 
+/// Those that this GPU has.
+fn paths() -> Vec<Path> {
+    let hopper = Gpu::shared().unwrap().capability == (9, 0);
+    if hopper { vec![Path::Portable, Path::Hopper] } else { vec![Path::Portable] }
+}
+
 fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
 }
@@ -184,7 +190,7 @@ struct Results {
 }
 
 impl Run {
-    fn new(case: Case, inputs: &Inputs) -> Self {
+    fn new(case: Case, path: Path, inputs: &Inputs) -> Self {
         let gpu = Gpu::shared().unwrap();
         let setup = case.setup;
         let mut qkv = Triple::nan(&case);
@@ -192,7 +198,7 @@ impl Run {
         let d_o: Vec<bf16> = inputs.d_o.data.iter().map(|&x| bf16::from_f64(x)).collect();
         Self {
             case,
-            plan: Attention::new(gpu, setup).unwrap(),
+            plan: Attention::with_path(gpu, setup, path).unwrap(),
             qkv,
             gradients: Triple::nan(&case),
             o: gpu.alloc(setup.elements()).unwrap(),
@@ -247,12 +253,19 @@ impl Run {
     }
 }
 
-/// One line with the errors of a case, and what is wrong with it.
-fn check(case: &Case, inputs: &Inputs, results: &Results) -> Vec<String> {
-    let Inputs { q, k, v, d_o } = inputs;
+/// What is wrong with each path on a case.
+fn check(case: Case) -> Vec<String> {
+    let inputs = case.inputs();
+    let Inputs { q, k, v, d_o } = &inputs;
     let reference = Reference { q, k, v, scale: f64::from(case.setup.scale), cu_seqlens: None };
-    let truth = reference.forward().unwrap();
-    let gradients = reference.backward(d_o).unwrap();
+    let truth = (reference.forward().unwrap(), reference.backward(d_o).unwrap());
+    let of_path = |path| complaints(&case, path, &truth, &Run::new(case, path, &inputs).results());
+    paths().into_iter().flat_map(of_path).collect()
+}
+
+/// Prints a line with the errors of a case.
+fn complaints(case: &Case, path: Path, truth: &(AttentionOutputs, AttentionGrads), results: &Results) -> Vec<String> {
+    let (truth, gradients) = truth;
     let [batch, tokens, heads, _] = case.dims();
     let lse = (0..batch * tokens * heads).map(|at| {
         let (row, head) = (at / heads, at % heads);
@@ -268,7 +281,7 @@ fn check(case: &Case, inputs: &Inputs, results: &Results) -> Vec<String> {
         ("dk", dk, &gradients.dk, of_scores),
         ("dv", dv, &gradients.dv, REL_RMS),
     ];
-    let mut line = format!("{case}:");
+    let mut line = format!("{case} {path:?}:");
     let mut complaints = Vec::new();
     for (name, got, expected, limit) in pairs {
         let comparison = compare(name, got, expected).unwrap();
@@ -278,7 +291,7 @@ fn check(case: &Case, inputs: &Inputs, results: &Results) -> Vec<String> {
         line += &format!(" {name} {error:.2e}");
         if comparison.nonfinite > 0 || error.is_nan() || error > limit {
             complaints.push(format!(
-                "{case}: {name} {error:.2e} > {limit:.0e}, {} not finite, worst {:?}",
+                "{case} {path:?}: {name} {error:.2e} > {limit:.0e}, {} not finite, worst {:?}",
                 comparison.nonfinite, comparison.worst
             ));
         }
@@ -290,14 +303,12 @@ fn check(case: &Case, inputs: &Inputs, results: &Results) -> Vec<String> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn both_passes_agree_with_float64() {
-    let complaints: Vec<String> = cases()
-        .into_iter()
-        .flat_map(|case| {
-            let inputs = case.inputs();
-            check(&case, &inputs, &Run::new(case, &inputs).results())
-        })
-        .collect();
+    let complaints: Vec<String> = cases().into_iter().flat_map(check).collect();
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+fn paths_and_dims() -> impl Iterator<Item = (Path, usize)> {
+    paths().into_iter().flat_map(|path| HEAD_DIMS.map(|dim| (path, dim)))
 }
 
 fn bits(results: &Results) -> Vec<u64> {
@@ -309,24 +320,24 @@ fn bits(results: &Results) -> Vec<u64> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_runs_and_a_recorded_graph_agree_to_the_bit() {
-    let gpu = Gpu::shared().unwrap();
-    for head_dim in HEAD_DIMS {
+    for (path, head_dim) in paths_and_dims() {
         let case = case(4, 777, 12, head_dim, Layout::Fused);
-        let mut run = Run::new(case, &case.inputs());
+        let mut run = Run::new(case, path, &case.inputs());
         let first = bits(&run.results());
         for _ in 0..5 {
-            assert!(first == bits(&run.results()), "{case}");
+            assert!(first == bits(&run.results()), "{case} {path:?}");
         }
         // SAFETY: the buffers outlive the graph, whose replay the downloads wait for.
-        let graph = gpu.capture(|stream| unsafe {
+        let record = |stream: &Stream| unsafe {
             run.plan.forward(stream, &run.forward())?;
             run.plan.backward(stream, &run.backward())
-        });
-        let graph = graph.unwrap();
+        };
+        let gpu = Gpu::shared().unwrap();
+        let graph = gpu.capture(record).unwrap();
         run.fill_with_nan();
         graph.replay(gpu.stream()).unwrap();
-        assert!(first == bits(&run.download()), "{case}: graph");
-        println!("{case}: six runs and a graph agree");
+        assert!(first == bits(&run.download()), "{case} {path:?}: graph");
+        println!("{case} {path:?}: six runs and a graph agree");
     }
 }
 
@@ -334,13 +345,13 @@ fn two_runs_and_a_recorded_graph_agree_to_the_bit() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn layouts_agree_to_the_bit() {
-    for head_dim in HEAD_DIMS {
+    for (path, head_dim) in paths_and_dims() {
         let of = |layout| {
             let case = case(2, 333, 3, head_dim, layout);
-            bits(&Run::new(case, &case.inputs()).results())
+            bits(&Run::new(case, path, &case.inputs()).results())
         };
         let whole = of(Layout::Whole);
-        assert!(whole == of(Layout::Fused) && whole == of(Layout::HeadsFirst), "d = {head_dim}");
+        assert!(whole == of(Layout::Fused) && whole == of(Layout::HeadsFirst), "d = {head_dim} {path:?}");
     }
 }
 
@@ -348,7 +359,7 @@ fn layouts_agree_to_the_bit() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn later_tokens_change_nothing_earlier() {
-    for head_dim in HEAD_DIMS {
+    for (path, head_dim) in paths_and_dims() {
         let case = case(1, 300, 1, head_dim, Layout::Whole);
         let inputs = case.inputs();
         let mut changed = case.inputs();
@@ -357,7 +368,7 @@ fn later_tokens_change_nothing_earlier() {
             tensor.data[FIRST * head_dim..].fill(1e4);
         }
         let early = |inputs: &Inputs| {
-            let Results { o, lse, .. } = Run::new(case, inputs).results();
+            let Results { o, lse, .. } = Run::new(case, path, inputs).results();
             (o.data[..FIRST * head_dim].to_vec(), lse[..FIRST].to_vec())
         };
         assert_eq!(early(&inputs), early(&changed));
@@ -365,7 +376,7 @@ fn later_tokens_change_nothing_earlier() {
 }
 
 /// Median milliseconds of 20 replays of what `work` records.
-fn milliseconds(work: impl FnOnce(&gdnlab::cuda::Stream) -> gdnlab::Result<()>) -> f64 {
+fn milliseconds(work: impl FnOnce(&Stream) -> gdnlab::Result<()>) -> f64 {
     let gpu = Gpu::shared().unwrap();
     let graph = gpu.capture(work).unwrap();
     let (start, end) = (gpu.event().unwrap(), gpu.event().unwrap());
@@ -405,24 +416,26 @@ fn times_of_the_forward() {
         (4, 8192, 16, 128),
     ] {
         let Case { setup, .. } = case(batch, tokens, heads, head_dim, Layout::Whole);
-        let plan = Attention::new(gpu, setup).unwrap();
         let inputs = [1, 2, 3, 4].map(|seed| gpu.upload(&noise(seed, setup.elements())).unwrap());
         let outputs = [(); 4].map(|()| gpu.alloc::<bf16>(setup.elements()).unwrap());
         let rows = [(); 2].map(|()| gpu.alloc::<f32>(setup.rows()).unwrap());
         let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| setup.whole(&inputs[i]));
         let [o, dq, dk, dv] = [0, 1, 2, 3].map(|i| setup.whole(&outputs[i]));
         let [lse, delta] = [Rows::of(&rows[0]), Rows::of(&rows[1])];
-        // SAFETY: the buffers live until the times are taken.
-        let forward = milliseconds(|stream| unsafe { plan.forward(stream, &Forward { q, k, v, o, lse }) });
         let call = Backward { q, k, v, o, lse, d_o, delta, dq, dk, dv };
-        // SAFETY: as above.
-        let backward = milliseconds(|stream| unsafe { plan.backward(stream, &call) });
         let tflop = 2e-12 * (tokens * tokens * head_dim) as f64 * (batch * heads) as f64;
-        println!(
-            "B={batch} T={tokens} H={heads} d={head_dim}: forward {forward:.4} ms {:.0} TFLOP/s, backward {backward:.4} ms \
-             {:.0} TFLOP/s",
-            tflop / forward * 1e3,
-            2.5 * tflop / backward * 1e3
-        );
+        for path in paths() {
+            let plan = Attention::with_path(gpu, setup, path).unwrap();
+            // SAFETY: the buffers live until the times are taken.
+            let forward = milliseconds(|stream| unsafe { plan.forward(stream, &Forward { q, k, v, o, lse }) });
+            // SAFETY: as above.
+            let backward = milliseconds(|stream| unsafe { plan.backward(stream, &call) });
+            println!(
+                "B={batch} T={tokens} H={heads} d={head_dim} {path:?}: forward {forward:.4} ms {:.0} TFLOP/s, backward \
+                 {backward:.4} ms {:.0} TFLOP/s",
+                tflop / forward * 1e3,
+                2.5 * tflop / backward * 1e3
+            );
+        }
     }
 }

@@ -12,14 +12,18 @@
 //! | `attention_backward_queries` | dq |
 //! | `attention_backward_keys` | dk and dv |
 //!
+//! All but the second exist twice: compute capability 9.0 has matrix and copy instructions of its own, which the kernels
+//! named `*_hopper` use ([`Path`]).
+//!
 //! Two runs give the same bits: no sum is taken with atomics.
 
 mod heads;
+mod hopper;
 mod plan;
 mod setup;
 
 pub use heads::{Heads, Rows};
-pub use plan::Attention;
+pub use plan::{Attention, Path};
 pub use setup::{Backward, Forward, HEAD_DIMS, Setup};
 
 use super::{Build, Operator, source};
@@ -31,7 +35,7 @@ fn build(file: &str, head_dim: usize) -> Result<Build> {
 
 /// Every file for every head dimension.
 fn builds() -> Result<Vec<Build>> {
-    let files = ["attention_forward", "attention_backward"];
+    let files = ["attention_forward", "attention_forward_hopper", "attention_backward", "attention_backward_hopper"];
     files.iter().flat_map(|file| HEAD_DIMS.map(|dim| build(file, dim))).collect()
 }
 
@@ -41,9 +45,12 @@ pub(super) const OPERATOR: Operator = Operator {
     builds,
     parameters: &[
         ("attention_forward", size_of::<plan::Params>()),
+        ("attention_forward_hopper", size_of::<hopper::ForwardParams>()),
         ("attention_delta", size_of::<plan::Params>()),
         ("attention_backward_queries", size_of::<plan::Params>()),
         ("attention_backward_keys", size_of::<plan::Params>()),
+        ("attention_backward_queries_hopper", size_of::<hopper::BackwardParams>()),
+        ("attention_backward_keys_hopper", size_of::<hopper::BackwardParams>()),
     ],
 };
 

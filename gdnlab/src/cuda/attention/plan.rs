@@ -2,8 +2,9 @@
 
 use super::build;
 use super::heads::{HeadsParam, Rows};
+use super::hopper::{BackwardParams, ForwardParams};
 use super::setup::{Backward, Forward, Setup};
-use crate::cuda::{Function, Gpu, Grid, Stream};
+use crate::cuda::{Function, Gpu, Grid, Module, Stream};
 use crate::{Error, Result};
 
 /// Elements that pad a row in shared memory (`PAD`).
@@ -31,8 +32,32 @@ const ELEMENT_BYTES: usize = 2;
 pub struct Attention {
     setup: Setup,
     section: i32,
+    path: Path,
     forward: Step,
-    backward: Vec<Step>,
+    backward: Option<BackwardSteps>,
+}
+
+/// Which kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Those for every GPU from compute capability 8.0 on.
+    Portable,
+    /// Those for compute capability 9.0 alone.
+    Hopper,
+}
+
+impl Path {
+    /// The faster one of those that a GPU of this compute capability has.
+    fn of(capability: (u32, u32)) -> Self {
+        if capability == (9, 0) { Self::Hopper } else { Self::Portable }
+    }
+}
+
+/// In the order of their launches.
+struct BackwardSteps {
+    delta: Step,
+    queries: Step,
+    keys: Step,
 }
 
 /// A kernel with the shape of its launch.
@@ -79,7 +104,12 @@ impl Tile {
         Self { tokens: 128, threads: 256, shared_bytes: 4 * rows(64, head_dim) }
     }
 
-    /// `attention_backward_queries`: the same, of fewer queries where registers suffice for more blocks.
+    /// `attention_forward_hopper`: 128 queries; 112 KiB of queries, keys and values, and what keeps order.
+    pub fn forward_hopper() -> Self {
+        Self { tokens: 128, threads: 256, shared_bytes: (112 << 10) + 128 }
+    }
+
+    /// `attention_backward_queries`: as `attention_forward`, of fewer queries where registers suffice for more blocks.
     pub fn queries(head_dim: usize) -> Self {
         let (tokens, threads) = if head_dim == 64 { (64, 128) } else { (128, 256) };
         Self { tokens, threads, shared_bytes: 4 * rows(64, head_dim) }
@@ -92,6 +122,17 @@ impl Tile {
         Self { tokens, threads, shared_bytes: 2 * rows(tokens, head_dim) + 2 * stage }
     }
 
+    /// `attention_backward_queries_hopper`: queries and do; stages of 64 keys and values.
+    pub fn queries_hopper(head_dim: usize) -> Self {
+        let (tokens, stages) = if head_dim == 64 { (128, 3) } else { (64, 2) };
+        Self { tokens, threads: 2 * tokens, shared_bytes: backward_hopper(tokens + 64 * stages, head_dim) }
+    }
+
+    /// `attention_backward_keys_hopper`: 64 keys and values; two stages of as many queries and do.
+    pub fn keys_hopper(head_dim: usize) -> Self {
+        Self { tokens: 64, threads: 128, shared_bytes: backward_hopper(3 * 64, head_dim) }
+    }
+
     fn grid(&self, setup: &Setup) -> Result<Grid> {
         grid(setup.batch * setup.heads * setup.tokens.div_ceil(self.tokens), self.threads, self.shared_bytes)
     }
@@ -100,6 +141,11 @@ impl Tile {
 /// Bytes of padded rows in shared memory.
 fn rows(count: usize, head_dim: usize) -> usize {
     count * (head_dim + PAD) * ELEMENT_BYTES
+}
+
+/// Bytes of rows of two tensors, and up to 2 KiB of lse, delta and what keeps order.
+fn backward_hopper(rows: usize, head_dim: usize) -> usize {
+    2 * rows * head_dim * ELEMENT_BYTES + (2 << 10)
 }
 
 /// `attention_delta`: 8 elements of a row to a thread.
@@ -120,22 +166,30 @@ impl Attention {
     /// # Errors
     /// [`Error::Input`] where there are no kernels for `setup`, [`Error::Gpu`] where they cannot be had.
     pub fn new(gpu: &Gpu, setup: Setup) -> Result<Self> {
+        Self::with_path(gpu, setup, Path::of(gpu.capability))
+    }
+
+    /// The same with a path of one's choice.
+    ///
+    /// # Errors
+    /// As [`Attention::new`], and [`Error::Input`] for a path that this GPU does not have.
+    pub fn with_path(gpu: &Gpu, setup: Setup, path: Path) -> Result<Self> {
         setup.validate()?;
-        let dim = setup.head_dim;
-        let module = gpu.module(&build("attention_forward", dim)?)?;
-        let forward = Step { function: module.function("attention_forward")?, grid: Tile::forward(dim).grid(&setup)? };
-        let mut backward = Vec::new();
-        if setup.backward {
-            let module = gpu.module(&build("attention_backward", dim)?)?;
-            for (name, grid) in [
-                ("attention_delta", delta_grid(&setup)?),
-                ("attention_backward_queries", Tile::queries(dim).grid(&setup)?),
-                ("attention_backward_keys", Tile::keys(dim).grid(&setup)?),
-            ] {
-                backward.push(Step { function: module.function(name)?, grid });
-            }
+        if path == Path::Hopper && gpu.capability != (9, 0) {
+            let (major, minor) = gpu.capability;
+            return Err(Error::input(format!(
+                "attention: Path::Hopper needs compute capability 9.0, and this GPU has {major}.{minor}: use Path::Portable"
+            )));
         }
-        Ok(Self { setup, section: section(&setup, gpu.l2_bytes), forward, backward })
+        let dim = setup.head_dim;
+        let (kernel, tile) = match path {
+            Path::Portable => ("attention_forward", Tile::forward(dim)),
+            Path::Hopper => ("attention_forward_hopper", Tile::forward_hopper()),
+        };
+        let module = gpu.module(&build(kernel, dim)?)?;
+        let forward = Step::new(&module, kernel, tile.grid(&setup)?)?;
+        let backward = if setup.backward { Some(BackwardSteps::new(gpu, path, &setup)?) } else { None };
+        Ok(Self { setup, section: section(&setup, gpu.l2_bytes), path, forward, backward })
     }
 
     /// What it was made for.
@@ -155,8 +209,15 @@ impl Attention {
         self.setup.check_forward(call)?;
         let Forward { q, k, v, o, lse } = call;
         let params = Params { q: q.param(), k: k.param(), v: v.param(), o: o.param(), ..self.params(lse) };
-        // SAFETY: all elements are inside of what the caller promises.
-        unsafe { self.forward.launch(stream, &params) }
+        match self.path {
+            // SAFETY: all elements are inside of what the caller promises.
+            Path::Portable => unsafe { self.forward.launch(stream, &params) },
+            Path::Hopper => {
+                let params = ForwardParams::new(&self.setup, call, params)?;
+                // SAFETY: as above; the maps end where the tensors do.
+                unsafe { self.forward.launch(stream, &params) }
+            }
+        }
     }
 
     /// Starts a backward on `stream`, and does not wait for it.
@@ -181,8 +242,20 @@ impl Attention {
             delta: delta.address,
             ..self.params(lse)
         };
-        // SAFETY: all elements are inside of what the caller promises.
-        self.backward.iter().try_for_each(|step| unsafe { step.launch(stream, &params) })
+        let Some(steps) = &self.backward else {
+            return Err(Error::gpu("attention: this plan has no kernels for a backward"));
+        };
+        // SAFETY: all elements are inside of what the caller promises; maps end where the tensors do.
+        unsafe {
+            steps.delta.launch(stream, &params)?;
+            match self.path {
+                Path::Portable => steps.products().try_for_each(|step| step.launch(stream, &params)),
+                Path::Hopper => {
+                    let params = BackwardParams::new(&self.setup, call, params)?;
+                    steps.products().try_for_each(|step| step.launch(stream, &params))
+                }
+            }
+        }
     }
 
     fn params(&self, lse: &Rows) -> Params {
@@ -199,10 +272,40 @@ impl Attention {
     }
 }
 
+impl BackwardSteps {
+    fn new(gpu: &Gpu, path: Path, setup: &Setup) -> Result<Self> {
+        let dim = setup.head_dim;
+        let module = gpu.module(&build("attention_backward", dim)?)?;
+        let delta = Step::new(&module, "attention_delta", delta_grid(setup)?)?;
+        let (queries, keys) = match path {
+            Path::Portable => (
+                Step::new(&module, "attention_backward_queries", Tile::queries(dim).grid(setup)?)?,
+                Step::new(&module, "attention_backward_keys", Tile::keys(dim).grid(setup)?)?,
+            ),
+            Path::Hopper => {
+                let module = gpu.module(&build("attention_backward_hopper", dim)?)?;
+                (
+                    Step::new(&module, "attention_backward_queries_hopper", Tile::queries_hopper(dim).grid(setup)?)?,
+                    Step::new(&module, "attention_backward_keys_hopper", Tile::keys_hopper(dim).grid(setup)?)?,
+                )
+            }
+        };
+        Ok(Self { delta, queries, keys })
+    }
+
+    fn products(&self) -> impl Iterator<Item = &Step> {
+        [&self.queries, &self.keys].into_iter()
+    }
+}
+
 impl Step {
+    fn new(module: &Module, kernel: &str, grid: Grid) -> Result<Self> {
+        Ok(Self { function: module.function(kernel)?, grid })
+    }
+
     /// # Safety
     /// As for [`Function::launch`].
-    unsafe fn launch(&self, stream: &Stream, params: &Params) -> Result<()> {
+    unsafe fn launch<P: Copy>(&self, stream: &Stream, params: &P) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.function.launch(stream, self.grid, params) }
     }

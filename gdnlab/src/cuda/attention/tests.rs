@@ -94,9 +94,28 @@ fn tiles_fit_into_the_shared_memory_of_every_gpu() {
     }
 }
 
+/// 228 KiB of a multiprocessor, of which the system takes one for each block.
+#[test]
+fn tiles_on_hopper_leave_room_for_the_blocks_that_registers_suffice_for() {
+    let blocks = |tile: Tile| (228 << 10) / (tile.shared_bytes + (1 << 10));
+    assert_eq!(blocks(Tile::forward_hopper()), 2);
+    assert_eq!(HEAD_DIMS.map(|dim| blocks(Tile::queries_hopper(dim))), [2, 2]);
+    assert_eq!(HEAD_DIMS.map(|dim| blocks(Tile::keys_hopper(dim))), [4, 2]);
+}
+
 #[test]
 fn a_section_holds_the_keys_and_values_of_half_the_cache() {
     let of = |batch, tokens| section(&Setup { batch, tokens, ..SETUP }, 50 << 20);
     assert_eq!((of(32, 1024), of(2, 1024), of(32, 1 << 20)), (96, 6, 1));
     assert_eq!(of(64, 1024), 100);
+}
+
+/// No stride of a map is 0, and all but those of an only head are those of the tensor.
+#[test]
+fn maps_have_the_strides_of_the_tensor() {
+    assert_eq!(hopper::strides_bytes(&SETUP, &WHOLE), [128, 384, 38_400]);
+    let heads_first = Heads { row_pitch: 64, head_pitch: 200 * 64, ..WHOLE };
+    assert_eq!(hopper::strides_bytes(&SETUP, &heads_first), [25_600, 128, 12_800]);
+    let one = Setup { heads: 1, ..SETUP };
+    assert_eq!(hopper::strides_bytes(&one, &Heads { head_pitch: 0, ..WHOLE }), [384, 384, 38_400]);
 }
