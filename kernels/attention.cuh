@@ -144,7 +144,8 @@ struct Softmax {
 };
 
 // Turns scores into e^{s - m}, and corrects what was summed with an older m. c is the factor on scores, times log2(e).
-template <int N>
+// Terms are added in one or two partial sums.
+template <int Sums, int N>
 __device__ __forceinline__ void exponentiate(float (&score)[N][4], Softmax& softmax, Rows16& output, float c) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -155,15 +156,15 @@ __device__ __forceinline__ void exponentiate(float (&score)[N][4], Softmax& soft
         const float shift = c * fmaxf(largest, -1e36f); // finite, even where all scores are -infinity
         const float correction = power_of_two(fmaf(c, softmax.largest[half], -shift));
         softmax.largest[half] = largest;
-        float sum[2] = {0.0f, 0.0f};
+        float sum[Sums] = {};
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; ++e) {
                 score[n][e] = power_of_two(fmaf(c, score[n][e], -shift));
-                sum[e % 2] += score[n][e];
+                sum[e % Sums] += score[n][e];
             }
-        softmax.sum[half] = fmaf(softmax.sum[half], correction, sum[0] + sum[1]);
+        softmax.sum[half] = fmaf(softmax.sum[half], correction, Sums == 1 ? sum[0] : sum[0] + sum[Sums - 1]);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; ++n) {
             output[n][2 * half] *= correction;

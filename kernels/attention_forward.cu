@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM == 64 ? 2 : 1) at
 #pragma unroll
         for (int i = 0; i < D_TILES; ++i) product_nt(score, query[i], key_tile + 16 * i, PITCH);
         if ((turn + 1) * KEYS > first + 1) hide_later_keys(score, first, turn * KEYS);
-        exponentiate(score, softmax, output, c);
+        exponentiate<1>(score, softmax, output, c);
 #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k) {
             const Left probability = make_left(score[2 * k], score[2 * k + 1], 1.0f);

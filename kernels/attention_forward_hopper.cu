@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         warpgroup_wait<0>();
         hold(score);
         if ((turn + 1) * KEYS > first + 1) hide_later_keys(score, first, turn * KEYS);
-        exponentiate(score, softmax, output, c);
+        exponentiate<2>(score, softmax, output, c);
         Left probability[KEYS / 16];
         make_lefts(probability, score);
         values.wait(turn);
