@@ -17,7 +17,7 @@ __device__ __forceinline__ void add_product(float* next, const float (*states)[K
                                             float (*sums)[COLUMNS][KD]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     float sum[COLUMNS][LANE_K] = {};
-#pragma unroll(KD > 128 ? 4 : 8)
+#pragma unroll(KD > 128 ? 2 : 8)
     for (int j = warp * PART; j < (warp + 1) * PART; ++j) {
         float row[LANE_K];
 #pragma unroll

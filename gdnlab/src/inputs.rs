@@ -169,7 +169,7 @@ impl Draw {
         Tensor { dims: dims.to_vec(), data: (0..count).map(|_| sample(&mut rng)).collect() }
     }
 
-    fn normal(&self, name: &str, dims: &[usize]) -> Tensor {
+    pub(crate) fn normal(&self, name: &str, dims: &[usize]) -> Tensor {
         self.tensor(name, dims, |rng| rng.sample(StandardNormal))
     }
 

@@ -19,6 +19,11 @@ pub trait Kernel: Send + Sync {
         false
     }
 
+    /// Whether it has a backward; where it has none, [`Kernel::backward`] says so.
+    fn has_backward(&self) -> bool {
+        true
+    }
+
     /// Operators that it implements.
     fn ops(&self) -> &'static [Op];
 
@@ -48,6 +53,7 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     all.push(Box::new(crate::cuda::Recurrent::fp64()));
     all.push(Box::new(crate::cuda::Recurrent::fp32()));
     all.extend(crate::cuda::chunk::Chunk::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
+    all.push(Box::new(crate::cuda::decode::Decode));
     all
 }
 

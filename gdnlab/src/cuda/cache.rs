@@ -114,7 +114,7 @@ impl Cache {
             let path = entry.path();
             let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("cubin") => entries.push((used, metadata.len(), path)),
+                Some("cubin") if is_entry(&path) => entries.push((used, metadata.len(), path)),
                 Some("partial") if used.elapsed().is_ok_and(|age| age > ABANDONED) => remove(&path)?,
                 _ => {}
             }
@@ -130,6 +130,12 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+/// Whether a file has a name as [`Key::file_name`] gives it: what else lies in the folder is not ours to remove.
+fn is_entry(path: &Path) -> bool {
+    let hash = path.file_stem().and_then(|stem| stem.to_str()?.rsplit_once('-').map(|(_, hash)| hash.as_bytes()));
+    hash.is_some_and(|hash| hash.len() == 32 && hash.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// Removes a file that another process may have removed first.

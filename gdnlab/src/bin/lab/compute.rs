@@ -71,8 +71,12 @@ pub fn compute_into(case: &Path, kernel: &dyn Kernel, output: &Path) -> Result<E
 
 /// Forward and backward, or the forward alone where the case gives no gradient of the output.
 fn run(kernel: &dyn Kernel, inputs: &Inputs) -> Result<Results> {
-    if inputs.d_o.is_some() {
+    if inputs.d_o.is_some() && kernel.has_backward() {
         return kernel.backward(inputs);
+    }
+    if inputs.d_o.is_some() {
+        note(format_args!("note: {} has no backward, so 'do' is not used and there are no gradients", kernel.name()));
+        return kernel.forward(inputs);
     }
     let unused = if inputs.d_final_state.is_some() { ", and 'dht' is not used" } else { "" };
     note(format_args!("note: the case has no 'do', so there are no gradients{unused}"));

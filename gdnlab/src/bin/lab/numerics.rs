@@ -124,6 +124,10 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let kernels = self.kernels()?;
         let kernels: Vec<&dyn Kernel> = kernels.iter().map(AsRef::as_ref).collect();
+        if let Some(kernel) = kernels.iter().find(|kernel| !kernel.ops().contains(&self.op)) {
+            let reason = format!("it does not implement {}", self.op);
+            return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
+        }
         if kernels.iter().any(|kernel| kernel.on_gpu()) {
             // Before the first kernel has used a minute in vain.
             Gpu::shared()?;
@@ -159,7 +163,8 @@ impl Args {
                 let tokens = packing.tokens();
                 return Err(Error::input(format!("--seqlens {packing} has {tokens} tokens: expected T of {shape}")));
             }
-            let bytes = shape.bytes(self.op, shape.batch, true).saturating_mul(formats + 1);
+            let sequences = self.seqlens.as_ref().map_or(shape.batch, |packing| packing.lengths().len());
+            let bytes = shape.bytes(self.op, sequences, true).saturating_mul(formats + 1);
             require(bytes).map_err(|error| Error::input(format!("{shape}: {error}")))?;
             Ok(shape)
         };
@@ -169,8 +174,12 @@ impl Args {
     /// What the title of a table says of grouped heads and packed sequences.
     fn grouping(&self) -> String {
         let heads = self.qk_heads.map(|heads| format!(", {heads} of q and k")).unwrap_or_default();
-        let packing = self.seqlens.as_ref().map(|lengths| format!(", sequences {lengths}")).unwrap_or_default();
-        heads + &packing
+        let packing = self.seqlens.as_ref().map(|lengths| match lengths.lengths().len() {
+            // A line that a person can read.
+            many @ 33.. => format!(", {many} sequences"),
+            _ => format!(", sequences {lengths}"),
+        });
+        heads + &packing.unwrap_or_default()
     }
 
     fn kernels(&self) -> Result<Vec<Box<dyn Kernel>>> {

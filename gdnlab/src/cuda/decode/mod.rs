@@ -11,10 +11,14 @@
 
 mod tile;
 
+mod kernel;
+
 use super::{Buffer, Build, Element, Function, Gpu, Grid, Operator, Stream, source};
 use crate::{Error, Result};
 use std::marker::PhantomData;
 use tile::Tile;
+
+pub use kernel::Decode;
 
 /// Head dimensions that are accepted, K and V alike.
 pub const HEAD_DIMS: [usize; 6] = [32, 64, 96, 128, 192, 256];
