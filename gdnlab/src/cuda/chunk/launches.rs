@@ -70,7 +70,7 @@ impl Launches {
             d_states: Vec::new(),
             gradient: Vec::new(),
             heads_per_block,
-            gate_parts: setup.tokens().div_ceil(GATE_PART),
+            gate_parts: Self::parts_of_gates(setup),
         };
         if setup.backward {
             let tile = config.gradient(&card)?;
@@ -87,6 +87,11 @@ impl Launches {
             launches.add_gates(gpu, setup)?;
         }
         Ok(launches)
+    }
+
+    /// Parts of the token axis that the gradients of raw gates are summed over.
+    pub fn parts_of_gates(setup: &Setup) -> usize {
+        setup.tokens().div_ceil(GATE_PART)
     }
 
     /// The gradients of raw gates, where there are any.

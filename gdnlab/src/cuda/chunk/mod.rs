@@ -24,6 +24,7 @@ pub mod config;
 mod kernel;
 mod launches;
 mod params;
+mod passes;
 mod plan;
 mod setup;
 mod table;
@@ -38,6 +39,7 @@ use params::{ChunkParams, GateParams};
 
 pub use super::decode::{HEAD_DIMS, StateLayout};
 pub use kernel::Chunk;
+pub use passes::{GradTensors, Passes, Tensors};
 pub use plan::Plan;
 pub use setup::{Beta, Gate, Mode, Options, Setup};
 

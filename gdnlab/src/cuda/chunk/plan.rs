@@ -1,14 +1,11 @@
-//! A problem on the GPU: its tensors, its workspace, and the launches of both passes.
+//! A problem on the GPU with tensors of its own.
 
 use super::StateLayout;
-use super::config::{Card, Config};
-use super::launches::{Launches, Step};
-use super::params::{ChunkParams, GateParams};
-use super::setup::{Beta, Gate, Options, Setup};
-use super::table::{ChunkTable, DeviceTable, counted};
+use super::config::Config;
+use super::passes::{GradTensors, Passes, Tensors};
+use super::setup::{Gate, Setup};
 use super::tensor::DeviceTensor;
-use super::workspace::{Extent, Workspace};
-use crate::cuda::{Buffer, Element, Event, Gpu, Grid, Stream};
+use crate::cuda::{Element, Gpu, Stream};
 use crate::precision::Format;
 use crate::problem::{GateGrads, Grads, Inputs, Outputs, Results, Tensor};
 use crate::{Error, Result};
@@ -54,18 +51,9 @@ use crate::{Error, Result};
 /// ```
 pub struct Plan {
     gpu: &'static Gpu,
-    setup: Setup,
-    config: Config,
+    passes: Passes,
     inputs: Vec<DeviceTensor>,
     outputs: Vec<DeviceTensor>,
-    workspace: Workspace,
-    table: DeviceTable,
-    /// Sums of parts of the gradients of raw gates.
-    partial: Option<Buffer<f64>>,
-    launches: Launches,
-    side: Side,
-    params: ChunkParams,
-    gate_params: GateParams,
 }
 
 impl Plan {
@@ -76,48 +64,26 @@ impl Plan {
     /// memory of some kind, or the kernels cannot be had.
     pub fn new(gpu: &'static Gpu, setup: Setup) -> Result<Self> {
         setup.validate()?;
-        let config = Config::new(setup.variant(), setup.work(), &Card::from(gpu))?;
-        let table = ChunkTable::new(&setup.sequences, &config.variant)?;
-        let launches = Launches::new(gpu, &config, &setup, &table)?;
         let new =
             |(name, dims, format): (&'static str, Vec<usize>, Format)| DeviceTensor::new(gpu, name, &dims, format);
-        let shape = setup.shape;
-        let extent = Extent { chunks: table.chunks(), segments: table.segments(), backward: setup.backward };
-        let partial = setup.options.gate == Gate::Raw && setup.backward;
-        let mut plan = Self {
-            gpu,
-            config,
-            inputs: setup.input_tensors().into_iter().map(new).collect::<Result<_>>()?,
-            outputs: setup.output_tensors().into_iter().map(new).collect::<Result<_>>()?,
-            workspace: Workspace::new(gpu, &config, &shape, extent)?,
-            partial: if partial { Some(gpu.alloc(launches.gate_parts * 2 * shape.value_heads)?) } else { None },
-            table: DeviceTable::new(gpu, &table)?,
-            launches,
-            side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
-            params: ChunkParams::default(),
-            gate_params: GateParams::default(),
-            setup,
-        };
-        plan.params = plan.chunk_params(table.chunks())?;
-        plan.gate_params = plan.gate_params()?;
-        // What was allocated on the GPU's stream may be used on another one from now on.
-        gpu.synchronize()?;
-        Ok(plan)
+        let inputs = setup.input_tensors().into_iter().map(new).collect::<Result<_>>()?;
+        let outputs = setup.output_tensors().into_iter().map(new).collect::<Result<_>>()?;
+        Ok(Self { gpu, inputs, outputs, passes: Passes::new(gpu, setup)? })
     }
 
     /// What it was made for.
     pub fn setup(&self) -> &Setup {
-        &self.setup
+        self.passes.setup()
     }
 
     /// The specialisation that runs it.
     pub fn config(&self) -> &Config {
-        &self.config
+        self.passes.config()
     }
 
     /// Size of the workspace in bytes, inputs and results not counted.
     pub fn workspace_bytes(&self) -> usize {
-        self.workspace.bytes()
+        self.passes.workspace.bytes()
     }
 
     /// Copies `values` into the input `name`.
@@ -144,7 +110,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Input`] where shapes differ.
     pub fn upload_inputs(&mut self, inputs: &Inputs) -> Result<()> {
-        let transpose = self.setup.options.state_layout == StateLayout::ValueKey;
+        let transpose = self.setup().options.state_layout == StateLayout::ValueKey;
         for (name, tensor) in inputs.named() {
             if self.inputs.iter().any(|input| input.name() == name) {
                 match name {
@@ -164,7 +130,7 @@ impl Plan {
         const NAN: u8 = 0xff;
         let gpu = self.gpu;
         self.outputs.iter_mut().try_for_each(|output| output.fill_bytes(gpu, NAN))?;
-        gpu.fill_bytes(self.workspace.memory_mut(), NAN)
+        gpu.fill_bytes(self.passes.workspace.memory_mut(), NAN)
     }
 
     /// Starts the forward on the GPU's stream, and does not wait for it.
@@ -194,9 +160,9 @@ impl Plan {
     /// Until the kernels have ended, or the last replay of a graph that holds them, the plan is neither dropped nor used on
     /// another stream, the GPU's own included.
     pub unsafe fn forward_on(&self, stream: &Stream) -> Result<()> {
-        let steps = self.launches.shared.iter().chain(&self.launches.forward);
-        // SAFETY: the promise of the caller.
-        unsafe { self.start_all(stream, steps) }
+        // SAFETY: every tensor has the size that shape and sequences say, and lives as long as the plan; the rest is the
+        // promise of the caller.
+        unsafe { self.passes.forward_on(stream, &self.tensors()) }
     }
 
     /// Starts the backward on `stream`, such as the one of a graph that is being recorded.
@@ -207,12 +173,8 @@ impl Plan {
     /// # Safety
     /// As for [`Plan::forward_on`].
     pub unsafe fn backward_on(&self, stream: &Stream) -> Result<()> {
-        self.has_backward()?;
-        // SAFETY: the promise of the caller.
-        unsafe {
-            self.start_all(stream, &self.launches.shared)?;
-            self.backward_after_forward_on(stream)
-        }
+        // SAFETY: as in `forward_on`.
+        unsafe { self.passes.backward_on(stream, &self.tensors(), &self.grad_tensors()) }
     }
 
     /// Starts the backward on `stream` after a forward of the same inputs: T, the scores and the cumulated gates are
@@ -224,45 +186,8 @@ impl Plan {
     /// # Safety
     /// As for [`Plan::forward_on`].
     pub unsafe fn backward_after_forward_on(&self, stream: &Stream) -> Result<()> {
-        self.has_backward()?;
-        let Side { stream: side, begin, end } = &self.side;
-        begin.record(stream)?;
-        side.wait(begin)?;
-        // SAFETY: the promise of the caller, and the two sweeps write to different memory; both have ended when the
-        // gradient starts.
-        unsafe {
-            self.start_all(side, &self.launches.states)?;
-            self.start_all(stream, &self.launches.d_states)?;
-            end.record(side)?;
-            stream.wait(end)?;
-            self.start_all(stream, &self.launches.gradient)
-        }
-    }
-
-    fn has_backward(&self) -> Result<()> {
-        if self.setup.backward {
-            return Ok(());
-        }
-        Err(Error::input("chunk: this plan was made for the forward alone: set `backward` in its Setup"))
-    }
-
-    /// Starts kernels one after the other. All wait by themselves for what is before them, so all but the first may be
-    /// launched early.
-    ///
-    /// # Safety
-    /// As for [`Plan::forward_on`].
-    unsafe fn start_all<'a>(&self, stream: &Stream, steps: impl IntoIterator<Item = &'a Step>) -> Result<()> {
-        for (number, step) in steps.into_iter().enumerate() {
-            let early = number > 0;
-            match step {
-                // SAFETY: every tensor has the size that shape and chunk table say, the workspace was cut for this
-                // specialisation, and all of it lives as long as the plan; the rest is the promise of the caller.
-                Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &self.params)? },
-                // SAFETY: as above.
-                Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &self.gate_params)? },
-            }
-        }
-        Ok(())
+        // SAFETY: as in `forward_on`.
+        unsafe { self.passes.backward_after_forward_on(stream, &self.tensors(), &self.grad_tensors()) }
     }
 
     /// The input or result `name` once all that was started before on the GPU's stream has ended.
@@ -288,7 +213,7 @@ impl Plan {
     pub fn results(&self, backward: bool) -> Result<Results> {
         let state = |name: &str| {
             let state = self.tensor_of(name)?;
-            Ok::<_, Error>(match self.setup.options.state_layout {
+            Ok::<_, Error>(match self.setup().options.state_layout {
                 StateLayout::KeyValue => state,
                 StateLayout::ValueKey => transposed(&state),
             })
@@ -323,84 +248,43 @@ impl Plan {
         self.tensor(name).map_or(0, DeviceTensor::address)
     }
 
-    fn chunk_params(&self, chunks: usize) -> Result<ChunkParams> {
-        let Setup { shape, options, .. } = &self.setup;
-        let Options { scale, qk_l2norm, gate, beta, state_layout, .. } = *options;
-        let (decay, write) = (if gate == Gate::Raw { "a" } else { "g" }, self.setup.write_tensor());
-        let mut params = ChunkParams {
+    fn tensors(&self) -> Tensors {
+        let decay = if self.setup().options.gate == Gate::Raw { "a" } else { "g" };
+        Tensors {
             q: self.address("q"),
             k: self.address("k"),
             v: self.address("v"),
-            g: self.address(decay),
-            beta: self.address(write),
+            decay: self.address(decay),
+            write: self.address(self.setup().write_tensor()),
             a_log: self.address("A_log"),
             dt_bias: self.address("dt_bias"),
             initial_state: self.address("initial_state"),
-            d_o: self.address("do"),
-            d_final_state: self.address("dht"),
             o: self.address("o"),
             final_state: self.address("final_state"),
+        }
+    }
+
+    fn grad_tensors(&self) -> GradTensors {
+        GradTensors {
+            d_o: self.address("do"),
+            d_final_state: self.address("dht"),
             dq: self.address("dq"),
             dk: self.address("dk"),
             dv: self.address("dv"),
             dg: self.address("dg"),
             dbeta: self.address("dbeta"),
             dh0: self.address("dh0"),
-            chunks: counted(chunks)?,
-            qk_heads: counted(shape.qk_heads)?,
-            value_heads: counted(shape.value_heads)?,
-            heads_per_block: counted(self.launches.heads_per_block)?,
-            scale,
-            scale_unit: significand(scale),
-            norm_epsilon: qk_l2norm.unwrap_or(-1.0),
-            beta_scale: match beta {
-                Beta::Value => 0.0,
-                Beta::Logit { scale } => scale,
-            },
-            state_transposed: i32::from(state_layout == StateLayout::ValueKey),
-            ..ChunkParams::default()
-        };
-        self.table.enter(&mut params);
-        self.workspace.enter(&mut params);
-        Ok(params)
-    }
-
-    fn gate_params(&self) -> Result<GateParams> {
-        Ok(GateParams {
-            a: self.address("a"),
-            a_log: self.address("A_log"),
-            dt_bias: self.address("dt_bias"),
-            logit: self.address("beta_logit"),
-            dg: self.address("dg"),
-            dbeta: self.address("dbeta"),
             da: self.address("da"),
             d_a_log: self.address("dA_log"),
             d_dt_bias: self.address("ddt_bias"),
-            d_logit: self.address("dbeta_logit"),
-            partial: self.partial.as_ref().map_or(0, Buffer::address),
-            tokens: i64::from(counted(self.setup.tokens())?),
-            parts: counted(self.launches.gate_parts)?,
-            heads: self.params.value_heads,
-            beta_scale: self.params.beta_scale,
-        })
+            d_write: self.address("dbeta_logit"),
+        }
     }
-}
-
-/// A second stream, and when its work begins and ends.
-struct Side {
-    stream: Stream,
-    begin: Event,
-    end: Event,
 }
 
 fn no_tensor<'a>(name: &str, tensors: impl Iterator<Item = &'a DeviceTensor>) -> Error {
     let names = tensors.map(DeviceTensor::name).collect::<Vec<_>>().join(", ");
     Error::input(format!("chunk: this plan has no tensor '{name}': expected one of {names}"))
-}
-
-/// The significand of a number, from 1 to 2; 1 where it has none.
-fn significand(x: f32) -> f32 {
-    if x.is_normal() { f32::from_bits(x.to_bits() & 0x007f_ffff | 1f32.to_bits()) } else { 1.0 }
 }
 
 /// `[N, HV, R, C]` to `[N, HV, C, R]`.
@@ -416,14 +300,6 @@ fn transposed(states: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_number_is_its_significand_times_a_power_of_two() {
-        assert_eq!(
-            [0.0, 1.0, -0.25, 3.0, 0.088_388_346, 1e-42].map(significand),
-            [1.0, 1.0, 1.0, 1.5, 1.414_213_5, 1.0]
-        );
-    }
 
     #[test]
     fn states_are_turned_around_head_by_head() {

@@ -65,6 +65,13 @@ impl ChunkTable {
     pub fn segments(&self) -> usize {
         self.segment_sequence.len()
     }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        let Self { first_token, length, sequence, segment, segment_sequence, sequence_segment } = self;
+        [first_token, length, sequence, segment, segment_sequence, sequence_segment].map(Vec::len).iter().sum::<usize>()
+            * size_of::<i32>()
+    }
 }
 
 /// The same in the memory of a GPU.

@@ -134,6 +134,11 @@ impl Workspace {
         Ok(Self { memory: gpu.alloc(places.bytes)?, places })
     }
 
+    /// Size in bytes of the workspace for such a problem.
+    pub fn bytes_for(config: &Config, shape: &Shape, extent: Extent) -> Result<usize> {
+        Ok(Places::new(config, shape, extent)?.bytes)
+    }
+
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.places.bytes
