@@ -212,13 +212,27 @@ impl fmt::Display for TrainingMemory {
 /// [`Error::Input`] with what is needed, part by part, what is free, and the remedy; also for a model or a batch that is
 /// none.
 pub fn require(config: &ModelConfig, batch: &Batch, keep: Keep, free_bytes: usize) -> Result<TrainingMemory> {
+    require_counted(config, batch, free_bytes, |batch| TrainingMemory::new(config, batch, keep))
+}
+
+/// The same for a step whose memory is `counted` otherwise, for the batch and any with fewer sequences.
+///
+/// # Errors
+/// As [`require`].
+pub fn require_counted(
+    config: &ModelConfig,
+    batch: &Batch,
+    free_bytes: usize,
+    counted: impl Fn(&Batch) -> TrainingMemory,
+) -> Result<TrainingMemory> {
     config.validate()?;
     batch.validate()?;
-    let memory = TrainingMemory::new(config, batch, keep);
+    let memory = counted(batch);
+    let fits = |sequences| counted(&Batch { sequences, ..*batch }).total_bytes() <= free_bytes as u128;
     if memory.total_bytes() <= free_bytes as u128 {
         return Ok(memory);
     }
-    let remedy = match largest_batch(config, batch, keep, free_bytes) {
+    let remedy = match largest_batch(batch.sequences, fits) {
         0 => "use shorter sequences, a smaller model or a larger GPU".to_owned(),
         sequences => format!("use B = {sequences} or less"),
     };
@@ -228,13 +242,10 @@ pub fn require(config: &ModelConfig, batch: &Batch, keep: Keep, free_bytes: usiz
     )))
 }
 
-/// The largest number of sequences, up to that of `batch`, with which a step needs no more than `free_bytes`.
-fn largest_batch(config: &ModelConfig, batch: &Batch, keep: Keep, free_bytes: usize) -> usize {
-    let fits = |sequences| {
-        TrainingMemory::new(config, &Batch { sequences, ..*batch }, keep).total_bytes() <= free_bytes as u128
-    };
-    // `low` fits or is 0, `high` does not fit: what is needed grows with the number of sequences.
-    let (mut low, mut high) = (0, batch.sequences);
+/// The largest number of sequences below `too_many` that fits; what is needed grows with it.
+fn largest_batch(too_many: usize, fits: impl Fn(usize) -> bool) -> usize {
+    // `low` fits or is 0, `high` does not fit.
+    let (mut low, mut high) = (0, too_many);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) {

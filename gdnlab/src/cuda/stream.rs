@@ -26,14 +26,8 @@ impl Stream {
     /// [`Error::Input`] where the lengths differ, [`Error::Gpu`] where the driver refuses.
     pub fn upload<T: Element>(&self, values: &[T], buffer: &mut Buffer<T>) -> Result<()> {
         same_length(values.len(), buffer.len())?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        self.bind()?;
-        // SAFETY: the buffer holds as many elements as `values`, and it waits until the copy has read them.
-        unsafe { result::memcpy_htod_async(buffer.address(), values, self.0.cu_stream()) }
-            .map_err(|error| failed("copying to the GPU", error))?;
-        self.synchronize()
+        // SAFETY: the buffer holds as many elements as `values`.
+        unsafe { self.upload_to(values, buffer.address()) }
     }
 
     /// What `buffer` holds once all that was started before on this stream has ended.
@@ -41,17 +35,48 @@ impl Stream {
     /// # Errors
     /// [`Error::Gpu`] where something started before has failed.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
-        let mut values: Vec<T> = Vec::with_capacity(buffer.len());
-        if !buffer.is_empty() {
+        // SAFETY: the buffer holds as many elements.
+        unsafe { self.download_from(buffer.address(), buffer.len()) }
+    }
+
+    /// Copies `values` to the memory at `address`, once all that was started before on this stream has ended.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where the driver refuses.
+    ///
+    /// # Safety
+    /// There is memory of this GPU for as many elements, which no other stream uses.
+    pub(crate) unsafe fn upload_to<T: Element>(&self, values: &[T], address: u64) -> Result<()> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the memory is the caller's promise, and it waits until the copy has read the values.
+        unsafe { result::memcpy_htod_async(address, values, self.0.cu_stream()) }
+            .map_err(|error| failed("copying to the GPU", error))?;
+        self.synchronize()
+    }
+
+    /// What the memory at `address` holds, `length` elements, once all that was started before on this stream has ended.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where something started before has failed.
+    ///
+    /// # Safety
+    /// There is memory of this GPU with as many elements, to which no other stream writes.
+    pub(crate) unsafe fn download_from<T: Element>(&self, address: u64, length: usize) -> Result<Vec<T>> {
+        let mut values: Vec<T> = Vec::with_capacity(length);
+        if length > 0 {
             self.bind()?;
-            // SAFETY: the vector has room for as many elements as the buffer; the copy has filled it once the stream has
-            // been waited for, and every pattern of bits is a value of `T`.
+            // SAFETY: the vector has room for as many elements as the caller promises that there are; the copy has filled
+            // it once the stream has been waited for, and every pattern of bits is a value of `T`.
             unsafe {
-                let room = std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), buffer.size_bytes());
-                result::memcpy_dtoh_async(room, buffer.address(), self.0.cu_stream())
+                let room =
+                    std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), length * size_of::<T>());
+                result::memcpy_dtoh_async(room, address, self.0.cu_stream())
                     .map_err(|error| failed("copying from the GPU", error))?;
                 self.synchronize()?;
-                values.set_len(buffer.len());
+                values.set_len(length);
             }
         }
         Ok(values)

@@ -7,6 +7,7 @@
 //! | metadata `checkpoint` | version of this layout |
 //! | metadata `config`, `settings` | the model's sizes and [`Settings`](super::train::Settings) as JSON |
 //! | metadata `steps`, `text` | steps taken, and the fingerprint of the text |
+//! | metadata `gpu` | of a training on a GPU: what its bits depend on beside all this |
 
 use super::adamw::Moments;
 use super::config::ModelConfig;
@@ -35,6 +36,11 @@ impl Training {
     /// # Errors
     /// [`Error::Io`] where it cannot be written.
     pub fn save(&self, destination: &Destination) -> Result<()> {
+        self.save_with(destination, &[])
+    }
+
+    /// The same with `more` entries of metadata.
+    pub(super) fn save_with(&self, destination: &Destination, more: &[(&str, &str)]) -> Result<()> {
         let json = |value: Result<String, serde_json::Error>| {
             value.map_err(|error| complaint(destination.path(), format!("cannot be written: {error}")))
         };
@@ -45,13 +51,14 @@ impl Training {
             .flat_map(|(prefix, set)| set.iter().map(move |(name, tensor)| (format!("{prefix}{name}"), tensor)))
             .collect();
         let stored = named.iter().map(|(name, tensor)| Stored::values(name, tensor, Format::F64)).collect();
-        let metadata = [
+        let mut metadata = vec![
             ("checkpoint", VERSION),
             ("config", &config),
             ("settings", &settings),
             ("steps", &steps),
             ("text", &self.text),
         ];
+        metadata.extend(more);
         destination.write(stored, &metadata)
     }
 
@@ -61,10 +68,16 @@ impl Training {
     /// [`Error::Io`] where the file cannot be read; [`Error::Input`], with the path, where it is no
     /// checkpoint, or a part of it is missing or not valid.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Ok(Self::load_with_metadata(path.as_ref())?.0)
+    }
+
+    /// The same with all metadata.
+    pub(super) fn load_with_metadata(path: &Path) -> Result<(Self, HashMap<String, String>)> {
         let bytes = file::read_bytes(path)?;
         let (tensors, metadata) = file::parse(path, &bytes)?;
-        Reader { path, tensors, metadata }.training().map_err(|error| complaint(path, error))
+        let reader = Reader { path, tensors, metadata };
+        let training = reader.training().map_err(|error| complaint(path, error))?;
+        Ok((training, reader.metadata))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Model::loss_and_grads`] is the truth for a training step elsewhere: loss and every gradient from the layers of
 //! [`reference`](crate::reference), under the names of [`config::ModelConfig::parameter_tensors`]. [`train`](mod@train)
-//! takes such steps on a [`text`] with [`adamw`], and stops and goes on to the same bits.
+//! takes such steps on a [`text`] with [`adamw`], and stops and goes on to the same bits. [`gpu`] does the same on a GPU.
 
 pub mod adamw;
 mod attention;
@@ -11,6 +11,7 @@ mod checkpoint;
 pub mod config;
 mod exact;
 mod gdn;
+pub mod gpu;
 mod layer;
 pub mod parameters;
 mod step;
