@@ -34,7 +34,7 @@
 //! for `C^T = op(B)^T op(A)^T`, and nothing is moved.
 
 use super::blas_raw::{Blas, Candidate, Form, Layout, Plan, Preference, Run};
-use super::{Buffer, Gpu, Stream};
+use super::{Buffer, Gpu, Stream, profile};
 use crate::precision::Format;
 use crate::{Error, Result};
 use gdnlab_deps::cudarc::cublaslt::sys::{cublasComputeType_t, cudaDataType};
@@ -390,7 +390,8 @@ impl Matmul {
         let wide_factors = self.product.compute == Compute::F64;
         let run = Run { first: b, second: a, result: c, alpha, beta, wide_factors, workspace };
         // SAFETY: the candidate is the plan's, and has a workspace of its size; the matrices are the caller's promise.
-        unsafe { self.plan.run(stream, &self.candidates[self.rank], &run) }
+        let start = || unsafe { self.plan.run(stream, &self.candidates[self.rank], &run) };
+        profile::around(stream, || self.product.to_string(), start)
     }
 }
 

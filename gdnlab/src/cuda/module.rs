@@ -2,6 +2,7 @@
 
 use super::build::Compiled;
 use super::launch::{Grid, Limits};
+use super::profile;
 use super::raw::{Entry, Image, Launch, failed};
 use super::report::{FunctionReport, Report};
 use super::stream::Stream;
@@ -90,8 +91,9 @@ impl Function {
         let launch = Launch { blocks, threads, shared_bytes, cluster, early };
         let parameter = std::ptr::from_ref(parameters).cast();
         // SAFETY: the structure has the kernel's size, and the rest is the caller's promise.
-        unsafe { self.entry.launch(stream.cudarc(), &launch, parameter) }
-            .map_err(|error| failed(&format!("launching {} with {grid:?}", self.report.name), error))
+        let start = || unsafe { self.entry.launch(stream.cudarc(), &launch, parameter) };
+        let failed = |error| failed(&format!("launching {} with {grid:?}", self.report.name), error);
+        profile::around(stream, || self.report.name.clone(), || start().map_err(failed))
     }
 }
 

@@ -11,10 +11,17 @@ use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub const SEED: u64 = 3;
 pub const BATCH: usize = 2;
 pub const LENGTH: usize = 96;
+
+/// Tests take turns, so that one can tell what memory it takes.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub fn gpu() -> &'static Gpu {
     Gpu::shared().unwrap()

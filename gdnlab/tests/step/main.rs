@@ -4,5 +4,6 @@
 
 mod case;
 mod same_bits;
+mod speed;
 mod training;
 mod truth;

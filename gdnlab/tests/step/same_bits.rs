@@ -16,6 +16,7 @@ fn after(training: &mut GpuTraining, steps: usize) -> (Vec<f64>, Training) {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_replayed_step_equals_a_launched_one_and_two_runs_agree() {
+    let _alone = alone();
     for mixer in Mixer::ALL {
         let training = lively(mixer);
         let [replayed, again, launched] = [true, true, false].map(|graph| {
@@ -31,6 +32,7 @@ fn a_replayed_step_equals_a_launched_one_and_two_runs_agree() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_resumed_training_equals_one_that_never_stopped() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     for mixer in Mixer::ALL {
         let options = GpuOptions { logit_tokens: 80, ..GpuOptions::default() };
@@ -52,6 +54,7 @@ fn a_resumed_training_equals_one_that_never_stopped() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_tuned_training_is_resumed_with_its_algorithms() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tuned");
     let tuned = GpuOptions { tuned: true, ..GpuOptions::default() };

@@ -12,6 +12,7 @@ use std::ops::ControlFlow;
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn steps_follow_those_in_float64() {
+    let _alone = alone();
     let text = counting();
     for mixer in Mixer::ALL {
         let mut on_cpu = Training::new(small(mixer), settings(6), &text).unwrap();
@@ -38,6 +39,7 @@ fn steps_follow_those_in_float64() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_loss_falls_on_real_text() {
+    let _alone = alone();
     let text = Text::of_system().unwrap();
     for mixer in Mixer::ALL {
         let settings = Settings { validate_every: 25, ..settings(50) };
@@ -62,6 +64,7 @@ fn the_loss_falls_on_real_text() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_training_stops_when_asked_and_when_it_diverges() {
+    let _alone = alone();
     let text = counting();
     let mut training = GpuTraining::new(gpu(), small(Mixer::Gdn), settings(3), GpuOptions::default(), &text).unwrap();
     assert!(matches!(train(&mut training, &text, |_| ControlFlow::Break(())), Err(Error::Stopped)));
@@ -87,6 +90,7 @@ fn a_training_stops_when_asked_and_when_it_diverges() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn what_does_not_fit_is_refused_before_memory_is_taken() {
+    let _alone = alone();
     let text = Text::of_system().unwrap();
     let free = gpu().free_bytes().unwrap();
     let config = ModelConfig::preset(Mixer::Attention, Size::M250);
@@ -104,6 +108,7 @@ fn what_does_not_fit_is_refused_before_memory_is_taken() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_memory_of_a_training_is_known_beforehand() {
+    let _alone = alone();
     for mixer in Mixer::ALL {
         let before = gpu().free_bytes().unwrap();
         let training = GpuTraining::new(gpu(), small(mixer), settings(5), GpuOptions::default(), &counting()).unwrap();

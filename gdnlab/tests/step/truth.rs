@@ -38,6 +38,7 @@ fn compare_step(mixer: Mixer, logit_tokens: usize) {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn loss_and_gradients_of_attention_equal_those_in_float64() {
+    let _alone = alone();
     compare_step(Mixer::Attention, 4096);
 }
 
@@ -45,12 +46,14 @@ fn loss_and_gradients_of_attention_equal_those_in_float64() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn loss_and_gradients_of_gdn_equal_those_in_float64() {
+    let _alone = alone();
     compare_step(Mixer::Gdn, 80);
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn slices_of_logits_change_no_loss() {
+    let _alone = alone();
     for mixer in Mixer::ALL {
         let training = lively(mixer);
         let losses = [4096, 96, 80].map(|logit_tokens| {
@@ -68,6 +71,7 @@ fn slices_of_logits_change_no_loss() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_loss_of_validation_equals_that_in_float64() {
+    let _alone = alone();
     for mixer in Mixer::ALL {
         let training = lively(mixer);
         let expected = training.validation_loss(&counting()).unwrap();

@@ -17,10 +17,10 @@ use crate::{Error, Result};
 ///
 /// Tensors have the names and shapes of tensor files: `q`, `k` `[B, T, HK, K]`, `v`, `do` `[B, T, HV, V]`, `g`, `beta`
 /// `[B, T, HV]`, `initial_state`, `dht` `[N, HV, K, V]`; results `o`, `final_state`, `dq`, `dk`, `dv`, `dg`, `dbeta`,
-/// `dh0`. With raw gates ([`Gate::Raw`], [`Beta::Logit`]) there are `a` `[B, T, HV]`, `A_log`, `dt_bias` `[HV]` in place of
-/// `g`, `beta_logit` `[B, T, HV]` in place of `beta`, and the results `da`, `dA_log`, `ddt_bias` and `dbeta_logit` beside `dg`
-/// and `dbeta`. With [`StateLayout::ValueKey`] states are `[N, HV, V, K]`. q, k, v, do, o, dq, dk, dv are in the plan's
-/// input format, all else is f32.
+/// `dh0`. With raw gates ([`Gate::Raw`], [`Beta::Logit`](super::Beta::Logit)) there are `a` `[B, T, HV]`, `A_log`,
+/// `dt_bias` `[HV]` in place of `g`, `beta_logit` `[B, T, HV]` in place of `beta`, and the results `da`, `dA_log`, `ddt_bias`
+/// and `dbeta_logit` beside `dg` and `dbeta`. With [`StateLayout::ValueKey`] states are `[N, HV, V, K]`. q, k, v, do, o, dq,
+/// dk, dv are in the plan's input format, all else is f32.
 ///
 /// ```no_run
 /// use gdnlab::cuda::Gpu;

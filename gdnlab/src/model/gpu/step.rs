@@ -40,8 +40,8 @@ pub(super) struct Kernels {
 
 /// The mixer of the model.
 pub(super) enum MixerKernels {
-    Attention(AttentionMixer),
-    Gdn(GdnMixer),
+    Attention(Box<AttentionMixer>),
+    Gdn(Box<GdnMixer>),
 }
 
 impl Kernels {
@@ -50,8 +50,8 @@ impl Kernels {
         let config = &sizes.config;
         Ok(Self {
             mixer: match config.mixer {
-                Mixer::Attention => MixerKernels::Attention(AttentionMixer::new(gpu, sizes)?),
-                Mixer::Gdn => MixerKernels::Gdn(GdnMixer::new(gpu, sizes)?),
+                Mixer::Attention => MixerKernels::Attention(Box::new(AttentionMixer::new(gpu, sizes)?)),
+                Mixer::Gdn => MixerKernels::Gdn(Box::new(GdnMixer::new(gpu, sizes)?)),
             },
             embedding: Embedding::new(gpu, config.vocabulary, config.d_model)?,
             norm: RmsNorm::new(gpu, config.d_model, NORM_EPS as f32)?,

@@ -10,7 +10,7 @@ use super::tensors::Tensors;
 use crate::cost::memory::{Keep, TrainingMemory};
 use crate::cost::model::Batch;
 use crate::cuda::layers::View;
-use crate::cuda::{Buffer, Element, Gpu, Graph};
+use crate::cuda::{self, Buffer, Element, Gpu, Graph, KernelTime};
 use crate::model::adamw::REMEDY;
 use crate::model::config::ModelConfig;
 use crate::model::parameters::{Grads, Parameters};
@@ -306,6 +306,21 @@ impl GpuTraining {
         unsafe { self.launches().gradients(self.gpu.stream())? };
         let loss = self.read(self.tensors.state.loss)?[0];
         Ok((loss.into(), self.read_arena(self.tensors.state.gradient)?))
+    }
+
+    /// The time of each kernel and product of a step on `tokens`, in their order, launched one by one. It uses the training
+    /// up: two steps are taken.
+    ///
+    /// # Errors
+    /// As [`GpuTraining::start_step`].
+    pub fn kernel_times(mut self, tokens: &[u32]) -> Result<Vec<KernelTime>> {
+        self.upload(tokens, 0.0)?;
+        let stream = self.gpu.stream();
+        // SAFETY: as in `loss_and_grads`.
+        let step = || unsafe { self.launches().all(stream) };
+        // The first keeps the GPU busy while the second is launched.
+        step()?;
+        cuda::kernel_times(stream, step)
     }
 
     /// Mean loss of the windows for validation, in nats per token.
