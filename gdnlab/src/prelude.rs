@@ -7,10 +7,13 @@ pub use crate::compare::{Comparison, compare, compare_results};
 pub use crate::figure::{Emulation, Figure, Rows};
 pub use crate::inputs::{Regime, generate};
 pub use crate::kernel::{Kernel, kernel, kernels};
-pub use crate::notebook::{OnGpu, Show, numerics_on_gpu, progress_lines, recorded_on_gpu, show_tables};
+pub use crate::model::config::{Mixer, ModelConfig, Size};
+pub use crate::notebook::{
+    OnGpu, Recorded, Show, numerics_on_gpu, progress_lines, recorded_on_gpu, records_on_gpu, show_tables,
+};
 pub use crate::precision::{Format, Policy};
 pub use crate::problem::{Gates, Inputs, Op, Results, Shape, Tensor};
 pub use crate::reference::Reference;
-pub use crate::{Error, Result, figure, numerics, record, table};
+pub use crate::{Error, Result, bench, cost, figure, model, numerics, record, table};
 pub use gdnlab_deps::polars::prelude::*;
 pub use gdnlab_deps::{plotters, polars};

@@ -5,16 +5,27 @@
 //! same style for anything else.
 
 mod axis;
+mod panel;
 mod style;
 
+mod attention;
 mod by_length;
 mod by_row;
+mod chinchilla;
 mod emulation;
+mod intensity;
+mod ladder;
+mod losses;
 mod per_tensor;
 
+pub use attention::attention_backends;
 pub use by_length::error_by_length;
 pub use by_row::{Rows, error_by_row};
+pub use chinchilla::hours_to_chinchilla;
 pub use emulation::{Emulation, emulations};
+pub use intensity::arithmetic_intensity;
+pub use ladder::throughput_and_mfu;
+pub use losses::loss_curves;
 pub use per_tensor::max_rel_per_tensor;
 
 use crate::file::write_atomic;

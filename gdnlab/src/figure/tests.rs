@@ -10,7 +10,7 @@ fn published() -> DataFrame {
 }
 
 /// Checks that the SVG parses, that the PNG shows something of the right size, and that the labels stand in the SVG.
-fn check(figure: &Figure, labels: &[&str]) {
+pub(super) fn check(figure: &Figure, labels: &[&str]) {
     let tree = usvg::Tree::from_str(figure.svg(), &usvg::Options::default()).unwrap();
     for label in labels {
         assert!(figure.svg().contains(label), "label {label}");

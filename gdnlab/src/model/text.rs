@@ -115,6 +115,16 @@ impl Text {
         &self.validation
     }
 
+    /// Nats per byte of the part for validation for one who knows how often each byte comes in the rest, counted from 1, and
+    /// nothing more: what a model has to beat that looks at what came before.
+    pub fn loss_without_context(&self) -> f64 {
+        let mut counts = [1u64; VOCABULARY];
+        self.train.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
+        let total = counts.iter().sum::<u64>() as f64;
+        let losses = self.validation.iter().map(|&byte| -(counts[usize::from(byte)] as f64 / total).ln());
+        losses.sum::<f64>() / self.validation.len() as f64
+    }
+
     /// A hash of both parts: it tells two texts apart, whatever their names.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
@@ -230,6 +240,14 @@ mod tests {
         let part: Vec<u32> = text.validation().iter().map(|&byte| u32::from(byte)).collect();
         assert_eq!((&rows[..10], &rows[10..20], &rows[30..]), (&part[..10], &part[30..40], &part[90..]));
         assert_eq!(text.validation_batch(1, 9).unwrap(), part[..10]);
+    }
+
+    /// 18 times `a` to count and one `b` and one `a` to foretell: counted from 1, that is 1 and 19 of 274.
+    #[test]
+    fn the_loss_without_context_follows_from_the_counts() {
+        let text = Text::new("a and b", [&b"aaaaaaaaab"[..], b"aaaaaaaaaa"]);
+        let of = |count: f64| -(count / (256.0 + 18.0)).ln();
+        assert!((text.loss_without_context() - f64::midpoint(of(1.0), of(19.0))).abs() < 1e-12);
     }
 
     #[test]

@@ -28,19 +28,10 @@ fn all(training: &mut Training, text: &Text) -> Vec<Step> {
     steps
 }
 
-/// Nats per byte of the validation part for one who knows how often each byte comes in the rest, and nothing more.
-fn loss_without_context(text: &Text) -> f64 {
-    let count = |byte: u8| 1 + text.train().iter().filter(|&&other| other == byte).count();
-    let counts: Vec<usize> = (0..=255).map(count).collect();
-    let total = counts.iter().sum::<usize>() as f64;
-    let losses = text.validation().iter().map(|&byte| -(counts[usize::from(byte)] as f64 / total).ln());
-    losses.sum::<f64>() / text.validation().len() as f64
-}
-
 #[test]
 fn the_loss_falls_on_real_text() {
     let text = Text::of_system().unwrap();
-    let without_context = loss_without_context(&text);
+    let without_context = text.loss_without_context();
     for mixer in Mixer::ALL {
         let settings = Settings { length: 64, validate_every: 80, ..Settings::tiny(80, 1) };
         let config = ModelConfig::preset(mixer, Size::Tiny);

@@ -4,8 +4,10 @@
 //! several tables together with [`show_tables`].
 
 mod on_gpu;
+mod recorded;
 
 pub use on_gpu::{OnGpu, Origin, numerics_on_gpu, recorded_on_gpu};
+pub use recorded::{Recorded, records_on_gpu};
 
 use crate::Result;
 use crate::figure::Figure;

@@ -114,7 +114,7 @@ pub fn recorded_on_gpu(folder: impl AsRef<Path>, suite: &str, kernel: &str) -> R
 }
 
 /// When the last of `records` was measured.
-fn time(records: &[Record]) -> Option<String> {
+pub(super) fn time(records: &[Record]) -> Option<String> {
     records.iter().filter_map(|record| record.environment.utc.clone()).max()
 }
 
@@ -164,7 +164,8 @@ fn newest(folder: &Path, suite: &str, wanted: &[Workload], reason: &str) -> Resu
     })
 }
 
-fn is_on_gpu(record: &Record) -> bool {
+/// Whether a GPU made it.
+pub(super) fn is_on_gpu(record: &Record) -> bool {
     record.environment.machine.gpu.is_some()
 }
 

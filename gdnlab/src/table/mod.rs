@@ -1,17 +1,27 @@
-//! Records as polars tables, the Day 1 tables of errors, and published numbers beside our own.
+//! Records as polars tables, the tables of Day 1 (errors) and Day 2 (rates, times, models), and published numbers beside
+//! our own.
 //!
 //! Tables hold full precision; only [`crate::notebook`] rounds, when it shows them.
 
+mod attention;
+mod ladder;
 mod mode;
 mod observe;
 mod per_tensor;
 mod published;
+mod roofline;
 pub(crate) mod rows;
+mod training;
 
+pub use attention::{attention, attention_by};
+pub(crate) use ladder::{Rung, rungs};
+pub use ladder::{chinchilla, crossovers, ladder, peak_memory};
 pub use mode::{Mode, format_label};
 pub use observe::{bias, gradients_against_forward, growth_with_length, worst};
 pub use per_tensor::{error_ratio, largest_per_tensor, only};
 pub use published::{day1_fla_on_h200, day1_published, read_csv};
+pub use roofline::{machine_name, rates, rooflines};
+pub use training::{Trained, losses, training_rates};
 
 use crate::record::{self, Record};
 use crate::{Error, Result};

@@ -61,6 +61,17 @@ pub(crate) fn column(table: &DataFrame, name: &str, dtype: &DataType) -> Result<
     column.strict_cast(dtype).map_err(|error| Error::Table(format!("column '{name}': expected {dtype}: {error}")))
 }
 
+/// The column `name` as text; an empty cell is an empty text.
+pub(crate) fn texts(table: &DataFrame, name: &str) -> Result<Vec<String>> {
+    let column = column(table, name, &DataType::String)?;
+    Ok(column.str()?.iter().map(|text| text.unwrap_or_default().to_owned()).collect())
+}
+
+/// The column `name` as numbers; an empty cell is none.
+pub(crate) fn numbers(table: &DataFrame, name: &str) -> Result<Vec<Option<f64>>> {
+    Ok(column(table, name, &DataType::Float64)?.f64()?.iter().collect())
+}
+
 /// The distinct items in the order of their first appearance.
 pub(crate) fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
