@@ -24,17 +24,18 @@ const PRODUCTS: &str = "bf16_matmul";
 
 /// Draws, of a table of [`crate::table::ladder`] and the rates in `rooflines`, one of [`crate::table::rooflines`]: at the left
 /// the FLOPs per byte of each model with the ridge point of each machine; at the right the roofs, `min(I copy, products)`,
-/// and below them the FLOPs per second that each model reaches. `footer` goes below.
+/// and below them the FLOPs per second that each model reaches. Machines without such rates are left out. `footer` goes below.
 ///
 /// # Errors
 /// [`Error::Figure`] where the ladder is empty or no machine's ridge is known, [`Error::Table`] where a column is missing.
 pub fn arithmetic_intensity(ladder: &DataFrame, rooflines: &DataFrame, footer: &str) -> Result<Figure> {
-    let rungs = rungs(ladder)?;
+    let mut rungs = rungs(ladder)?;
     let mut roofs = Vec::new();
-    for machine in distinct(rungs.iter().map(|rung| rung.machine.as_str())) {
-        let rates = rates(rooflines, machine, PRODUCTS)?;
+    for machine in distinct(rungs.iter().map(|rung| rung.machine.clone())) {
+        let rates = rates(rooflines, &machine, PRODUCTS)?;
         roofs.extend(rates.and_then(|rates| Some(Roof { machine, rates, ridge: rates.ridge_flop_per_byte()? })));
     }
+    rungs.retain(|rung| roofs.iter().any(|roof| roof.machine == rung.machine));
     if roofs.is_empty() {
         return Err(Error::Figure(format!(
             "no machine of the ladder has a copy bandwidth and a {PRODUCTS} in the rates"
@@ -52,13 +53,13 @@ pub fn arithmetic_intensity(ladder: &DataFrame, rooflines: &DataFrame, footer: &
 }
 
 /// What a machine allows.
-struct Roof<'a> {
-    machine: &'a str,
+struct Roof {
+    machine: String,
     rates: Rates,
     ridge: f64,
 }
 
-impl Roof<'_> {
+impl Roof {
     fn flop_per_s(&self, intensity: f64) -> f64 {
         let traffic = intensity * self.rates.copy_bytes_per_s;
         self.rates.matmul_flop_per_s.map_or(traffic, |products| products.min(traffic))
@@ -67,19 +68,19 @@ impl Roof<'_> {
 
 struct Intensity<'a> {
     ladder: Plot<'a>,
-    roofs: Vec<Roof<'a>>,
+    roofs: Vec<Roof>,
 }
 
 impl Intensity<'_> {
     /// How many of the models that a machine trained lie above its ridge, and how many there are.
-    fn above(&self, roof: &Roof<'_>) -> (usize, usize) {
+    fn above(&self, roof: &Roof) -> (usize, usize) {
         let of_machine = self.ladder.rungs.iter().filter(|rung| rung.machine == roof.machine);
         let above = of_machine.clone().filter(|rung| rung.cost.intensity_flop_per_byte() > roof.ridge).count();
         (above, of_machine.count())
     }
 
     /// What the trainings on a machine reach, in percent of its roof at their intensity.
-    fn reached_pct<'a>(&'a self, roof: &'a Roof<'_>) -> impl Iterator<Item = f64> + 'a {
+    fn reached_pct<'a>(&'a self, roof: &'a Roof) -> impl Iterator<Item = f64> + 'a {
         let of_machine = self.ladder.rungs.iter().filter(|rung| rung.machine == roof.machine);
         of_machine
             .map(|rung| 100.0 * rung.cost.flop * rung.tok_per_s / roof.flop_per_s(rung.cost.intensity_flop_per_byte()))
@@ -88,7 +89,7 @@ impl Intensity<'_> {
     fn title(&self) -> String {
         let counts: Vec<(usize, usize)> = self.roofs.iter().map(|roof| self.above(roof)).collect();
         let (above, all) = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
-        let machines: Vec<&str> = self.roofs.iter().map(|roof| roof.machine).collect();
+        let machines: Vec<&str> = self.roofs.iter().map(|roof| roof.machine.as_str()).collect();
         let where_they_lie = match above {
             _ if above == all => "Every model lies above the ridge".to_owned(),
             0 => "Every model lies below the ridge".to_owned(),

@@ -6,9 +6,11 @@ use gdnlab_deps::polars::prelude::{DataFrame, IntoLazy, col, lit};
 
 const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/published");
 
+/// The ladder of the post with its rates.
 fn published() -> (DataFrame, DataFrame) {
     let rooflines = rooflines(&[], PUBLISHED).unwrap();
-    (ladder(&[], PUBLISHED, &rooflines).unwrap(), rooflines)
+    let ladder = ladder(&[], PUBLISHED, &rooflines).unwrap();
+    (ladder.lazy().filter(col("machine").eq(lit("GB10"))).collect().unwrap(), rooflines)
 }
 
 /// The published ladder, and below it the same at ten times the rate on another machine, where GDN is twice as fast again.
@@ -74,6 +76,9 @@ fn the_intensity_of_every_model_stands_against_the_ridges() {
     assert!(figure.svg().contains("Every model lies above the ridge of GB10; training reaches 19 to 40 % of the roof"));
     let says = figure.description();
     assert!(says.contains("8 of 8 trainings there lie above it. They reach 19 to 40 %"), "{says}");
+    let unknown = ladder.clone().lazy().with_column(lit("unknown").alias("machine")).collect().unwrap();
+    let both = arithmetic_intensity(&ladder.vstack(&unknown).unwrap(), &rooflines, "the footer").unwrap();
+    assert_eq!(both.svg(), figure.svg(), "a machine without rates has no roof to lie below");
     let elsewhere = rooflines.clone().lazy().with_column(lit("elsewhere").alias("machine")).collect().unwrap();
     assert!(matches!(arithmetic_intensity(&ladder, &elsewhere, ""), Err(Error::Figure(_))));
     let (ladder, rooflines) = two_machines();

@@ -16,10 +16,19 @@ use crate::{Error, Result};
 use gdnlab_deps::polars::prelude::*;
 use std::path::Path;
 
-/// File of the published ladder.
-const PUBLISHED: &str = "day02_gb10_ladder.csv";
-/// What trained there.
-const PUBLISHED_BY: &str = "PyTorch + fla, published";
+/// What others' models reached.
+struct Others {
+    file: &'static str,
+    machine: &'static str,
+    implementation: &'static str,
+}
+
+/// The published ladder, and what we measured of PyTorch.
+const OTHERS: [Others; 2] = [
+    Others { file: "day02_gb10_ladder.csv", machine: PUBLISHED_MACHINE, implementation: "PyTorch + fla, published" },
+    Others { file: "day02_h200_pytorch_ladder.csv", machine: "H200", implementation: "PyTorch + fla" },
+];
+
 /// What trained in records that name no kernel.
 const OURS: &str = "gdnlab";
 /// The products that MFU is held against.
@@ -60,7 +69,7 @@ impl Trained {
     }
 }
 
-/// The ladder: the published rows of the folder `published`, below them those of `records`, each once (the newest), sorted
+/// The ladder: the rows of others in the folder `published`, below them those of `records`, each once (the newest), sorted
 /// by size and then by mixer. A record needs its B and T.
 ///
 /// | column | is |
@@ -77,7 +86,10 @@ impl Trained {
 /// # Errors
 /// As [`read_csv`], and [`Error::Input`] for a row that is no rung of the ladder.
 pub fn ladder(records: &[Record], published: impl AsRef<Path>, rooflines: &DataFrame) -> Result<DataFrame> {
-    let mut all = published_rows(published.as_ref())?;
+    let mut all = Vec::new();
+    for others in &OTHERS {
+        all.extend(rows_of(others, published.as_ref())?);
+    }
     let first_of_ours = all.len();
     for (trained, _) in newest(records)? {
         all.push(trained);
@@ -91,7 +103,7 @@ pub fn ladder(records: &[Record], published: impl AsRef<Path>, rooflines: &DataF
     frame(&rows)
 }
 
-fn published_rows(folder: &Path) -> Result<Vec<Trained>> {
+fn rows_of(others: &Others, folder: &Path) -> Result<Vec<Trained>> {
     let (text, number) = (DataType::String, DataType::Float64);
     let columns = [
         ("mixer", text.clone()),
@@ -101,14 +113,14 @@ fn published_rows(folder: &Path) -> Result<Vec<Trained>> {
         ("tok_per_s", number.clone()),
         ("peak_GB", number),
     ];
-    let table = read_csv(folder.join(PUBLISHED), &columns)?;
+    let table = read_csv(folder.join(others.file), &columns)?;
     let (mixers, sizes) = (texts(&table, "mixer")?, texts(&table, "size")?);
     let [d_model, layers, rate, peak] = ["d_model", "layers", "tok_per_s", "peak_GB"].map(|name| numbers(&table, name));
     let (d_model, layers, rate, peak) = (d_model?, layers?, rate?, peak?);
     let row = |row: usize| {
         let trained = Trained {
-            machine: PUBLISHED_MACHINE.to_owned(),
-            implementation: PUBLISHED_BY.to_owned(),
+            machine: others.machine.to_owned(),
+            implementation: others.implementation.to_owned(),
             mixer: mixers[row].parse()?,
             size: sizes[row].parse()?,
             batch: Batch::LADDER,
@@ -117,7 +129,7 @@ fn published_rows(folder: &Path) -> Result<Vec<Trained>> {
             peak_gb: peak[row],
         };
         let whole = |value: Option<f64>| value.unwrap_or_default() as usize;
-        trained.expect_sizes(PUBLISHED, whole(d_model[row]), whole(layers[row]))?;
+        trained.expect_sizes(others.file, whole(d_model[row]), whole(layers[row]))?;
         Ok(trained)
     };
     (0..table.height()).map(row).collect()
