@@ -582,6 +582,34 @@ fn bench_says_that_there_is_no_gpu() {
     assert_refused(&bench, &["GPU: ", "NVIDIA driver", "cpu-chunk-*"]);
 }
 
+/// The CPU is measured everywhere, so that the command works without a GPU.
+#[test]
+fn the_roofline_of_the_cpu_is_four_records() {
+    let output = lab(["bench", "roofline", "--cpu", "--size", "96", "--samples", "1", "--json", "--again"]);
+    assert_code(&output, 0);
+    let records = gdnlab::record::parse(text(&output.stdout), Path::new("standard output")).unwrap();
+    let quantities = records.iter().map(|record| match &record.measurement {
+        gdnlab::record::Measurement::Roofline(rate) => (rate.quantity.as_str(), rate.unit.as_str(), rate.value > 0.0),
+        other => panic!("expected a roofline, got {other:?}"),
+    });
+    let expected = [
+        ("copy_bandwidth", "GB/s", true),
+        ("fp32_matmul", "TFLOP/s", true),
+        ("fp64_matmul", "TFLOP/s", true),
+        ("ridge_point", "FLOP/byte", true),
+    ];
+    assert_eq!(quantities.collect::<Vec<_>>(), expected);
+    assert!(records.iter().all(|record| record.environment.machine.gpu.is_none()));
+    assert!(text(&output.stderr).contains("[2/4] fp32_matmul 96x96x96"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_roofline_of_no_matrix_is_refused() {
+    assert_refused(&lab(["bench", "roofline", "--cpu", "--size", "0"]), &["--size 0: expected 1 to"]);
+    assert_refused(&lab(["bench", "roofline", "--cpu", "--size", "2000000"]), &["--size 2000000: expected 1 to"]);
+    assert_refused(&lab(["bench", "roofline", "--cpu", "--samples", "0"]), &["0 samples"]);
+}
+
 #[test]
 fn bench_refuses_what_it_cannot_time_before_it_asks_for_a_gpu() {
     let bench = |arguments: &[&str]| lab(["bench", "gdn"].iter().chain(arguments));

@@ -240,8 +240,13 @@ fn records_hold_the_samples_the_floor_and_the_best_peer() {
     let mut case = cases().remove(0);
     case.peers = vec![Peer { name: "flash_qla", ms: 0.7 }, Peer { name: "fla", ms: 1.5 }];
     let finished = run(&[case, cases().remove(1)], &[&Emulated::new(1.0)], &mut Fake::default(), go_on).unwrap();
-    let copy =
-        CopyBandwidth { bytes_per_s: 4e12, theoretical: Some(4.8e12), copier: Copier::Kernel, copied_bytes: 256 << 20 };
+    let copy = CopyBandwidth {
+        bytes_per_s: 4e12,
+        theoretical: Some(4.8e12),
+        copier: Copier::Kernel,
+        copied_bytes: 256 << 20,
+        piece_bytes: 256 << 20,
+    };
     let ceilings = Ceilings::named("NVIDIA H200", copy, &[]);
     let records = records(&finished.rows, &ceilings, &Environment::default());
     assert_eq!(records.len(), 3);

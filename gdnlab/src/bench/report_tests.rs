@@ -4,8 +4,13 @@ use crate::bench::{Case, Peer, Samples, SeqLens};
 use crate::precision::Format;
 use crate::record::Pass;
 
-const COPY: CopyBandwidth =
-    CopyBandwidth { bytes_per_s: 4e12, theoretical: None, copier: Copier::Driver, copied_bytes: 256 << 20 };
+const COPY: CopyBandwidth = CopyBandwidth {
+    bytes_per_s: 4e12,
+    theoretical: None,
+    copier: Copier::Driver,
+    copied_bytes: 256 << 20,
+    piece_bytes: 256 << 20,
+};
 
 fn row(pass: Pass, lengths: &str, label: &str, peers: &[(&'static str, f64)], outcome: Outcome) -> Row {
     let seqlens: SeqLens = lengths.parse().unwrap();
@@ -26,7 +31,7 @@ fn timed(ms: &[f64]) -> Outcome {
 
 fn text(rows: Vec<Row>, stopped: bool) -> String {
     let finished = Finished { rows, stopped };
-    Report { finished: &finished, ceilings: &Ceilings::named("NVIDIA GB10", COPY, &[]) }.to_string()
+    Report { finished: &finished, ceilings: &Ceilings::named("another GPU", COPY, &[]) }.to_string()
 }
 
 fn published() -> Vec<Row> {

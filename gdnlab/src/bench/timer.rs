@@ -160,8 +160,8 @@ impl Timer {
     }
 }
 
-/// Calls `once` until the budget is spent.
-fn sample(
+/// Calls `once`, which gives milliseconds, until the budget is spent.
+pub(super) fn sample(
     budget: &Budget,
     go_on: &mut dyn FnMut() -> ControlFlow<()>,
     mut once: impl FnMut() -> Result<f64>,

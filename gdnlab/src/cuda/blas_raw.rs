@@ -129,7 +129,15 @@ impl Blas {
         stream.bind()?;
         // SAFETY: the output lives in the structure, and the context of the GPU is current.
         let code = unsafe { (blas.functions.create)(&mut blas.handle) };
-        blas.check("starting it", code)?;
+        if code != 0 {
+            return Err(Error::gpu(format!(
+                "cuBLASLt {} ({}) does not start: {}; it has to be one for the CUDA of the driver: {}",
+                blas.version(),
+                blas.path.display(),
+                blas.words(code),
+                CUBLASLT.remedy
+            )));
+        }
         Ok(SHARED.get_or_init(|| blas))
     }
 
@@ -154,12 +162,15 @@ impl Blas {
     }
 
     fn check(&self, what: &str, code: Code) -> Result<()> {
-        if code == 0 {
-            return Ok(());
+        match code {
+            0 => Ok(()),
+            _ => Err(Error::gpu(format!("cuBLASLt ({}), {what}: {}", self.path.display(), self.words(code)))),
         }
+    }
+
+    fn words(&self, code: Code) -> String {
         // SAFETY: the library returns a string of its own for every number.
-        let words = unsafe { CStr::from_ptr((self.functions.words)(code)) }.to_string_lossy();
-        Err(Error::gpu(format!("cuBLASLt ({}), {what}: {words}", self.path.display())))
+        unsafe { CStr::from_ptr((self.functions.words)(code)) }.to_string_lossy().into_owned()
     }
 }
 

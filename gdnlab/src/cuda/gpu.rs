@@ -130,10 +130,15 @@ impl Gpu {
         self.compiler.get().cloned()
     }
 
-    /// Memory that is free now, in bytes.
+    /// Memory that is free now, in bytes: what no process has, and what this one has freed and keeps for its next
+    /// allocations.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where the driver does not say.
     pub fn free_bytes(&self) -> Result<usize> {
-        let (free, _) = self.context.mem_get_info().map_err(|error| failed("asking for free memory", error))?;
-        Ok(free)
+        let asking = |error| failed("asking for free memory", error);
+        let (free, _) = self.context.mem_get_info().map_err(asking)?;
+        Ok(free + raw::pooled_bytes(&self.context).map_err(asking)? as usize)
     }
 
     /// `build` on this GPU: from this process, from the cache on disk, or compiled now.

@@ -68,6 +68,7 @@ mod stream;
 mod tensor_map;
 
 pub use blas::{Batch, Compute, Matmul, Operand, Product};
+pub(crate) use blas_tune::Matrices;
 pub use buffer::{Buffer, Element};
 pub use build::{Architecture, Build, Compiled, Source, source, sources};
 pub use cache::Cache;

@@ -112,6 +112,21 @@ pub(super) fn keep_freed_memory(context: &CudaContext) -> Result<(), DriverError
     }
 }
 
+/// Bytes that the device's memory pool holds and nobody uses: the next allocations take them first.
+pub(super) fn pooled_bytes(context: &CudaContext) -> Result<u64, DriverError> {
+    // SAFETY: the device belongs to a live context, and both attributes are 64-bit numbers that the call writes at once.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(context.cu_device())?;
+        let attribute = |attribute| {
+            let mut bytes = 0u64;
+            sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()).result().map(|()| bytes)
+        };
+        let held = attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        Ok(held.saturating_sub(used))
+    }
+}
+
 /// The driver's description of a tensor in memory, for Hopper's copy engine. A kernel takes it by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(128))]

@@ -17,6 +17,7 @@ mod intensity;
 mod ladder;
 mod losses;
 mod per_tensor;
+mod roofline;
 
 pub use attention::attention_backends;
 pub use by_length::error_by_length;
@@ -27,6 +28,7 @@ pub use intensity::arithmetic_intensity;
 pub use ladder::throughput_and_mfu;
 pub use losses::loss_curves;
 pub use per_tensor::max_rel_per_tensor;
+pub use roofline::roofline;
 
 use crate::file::write_atomic;
 use crate::{Error, Result};

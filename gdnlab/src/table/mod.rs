@@ -11,6 +11,7 @@ mod per_tensor;
 mod published;
 mod roofline;
 pub(crate) mod rows;
+mod timings;
 mod training;
 
 pub use attention::{attention, attention_by};
@@ -21,6 +22,7 @@ pub use observe::{bias, gradients_against_forward, growth_with_length, worst};
 pub use per_tensor::{error_ratio, largest_per_tensor, only};
 pub use published::{day1_fla_on_h200, day1_published, read_csv};
 pub use roofline::{machine_name, rates, rooflines};
+pub use timings::timings;
 pub use training::{Trained, losses, training_rates};
 
 use crate::record::{self, Record};

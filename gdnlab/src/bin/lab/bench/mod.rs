@@ -1,12 +1,13 @@
 //! `cargo lab bench`.
 
 mod gdn;
+mod roofline;
 
 use clap::Subcommand;
 use gdnlab::Result;
 use std::process::ExitCode;
 
-/// Time kernels on the GPU, beside what the hardware allows and what others reach.
+/// Time kernels on the GPU, beside what the hardware allows and what others reach; and measure what it allows.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -16,12 +17,14 @@ pub struct Args {
 #[derive(Subcommand)]
 enum What {
     Gdn(gdn::Args),
+    Roofline(roofline::Args),
 }
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
         match self.what {
             What::Gdn(args) => args.run(),
+            What::Roofline(args) => args.run(),
         }
     }
 }
