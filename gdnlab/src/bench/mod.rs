@@ -4,10 +4,12 @@
 //! ([`check`]), and then timed ([`timer`]). [`gdn::run`] does all of that for GDN; [`report`] prints it, and
 //! [`gdn::records`] keeps it.
 
+pub mod attention;
 pub mod case;
 pub mod check;
 mod chunk;
 pub mod gdn;
+pub mod ladder;
 pub mod report;
 pub mod roofline;
 pub mod seqlens;

@@ -71,8 +71,7 @@ impl Stream {
             // SAFETY: the vector has room for as many elements as the caller promises that there are; the copy has filled
             // it once the stream has been waited for, and every pattern of bits is a value of `T`.
             unsafe {
-                let room =
-                    std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), length * size_of::<T>());
+                let room = std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), length * size_of::<T>());
                 result::memcpy_dtoh_async(room, address, self.0.cu_stream())
                     .map_err(|error| failed("copying from the GPU", error))?;
                 self.synchronize()?;

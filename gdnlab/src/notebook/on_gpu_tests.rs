@@ -128,6 +128,8 @@ fn what_is_emulated_is_what_was_measured() {
             // What the operands lose is the same; what sums lose depends on their order. dg has another formula.
             let expected = match (name, measured.tensor.as_str()) {
                 ("cuda-chunk-fp32", _) => 0.3..2.2,
+                // R goes through the solve with what its rounding left, which is not emulated; a bf16 result hides it.
+                ("cuda-chunk-f16", "o") => 0.8..1.06,
                 (_, "o") => 0.94..1.06,
                 _ => 0.5..1.7,
             };

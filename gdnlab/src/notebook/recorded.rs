@@ -1,8 +1,8 @@
 //! What GPUs measured elsewhere, where nothing has to be measured now.
 
 use super::on_gpu::{is_on_gpu, time};
-use crate::Result;
 use crate::record::{self, Record};
+use crate::{Result, table};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,11 @@ pub struct Recorded {
 }
 
 impl Recorded {
+    /// The machine's name in tables, where there are records.
+    pub fn machine(&self) -> Option<String> {
+        self.records.first().map(|record| table::machine_name(&record.environment.machine))
+    }
+
     /// The footer of a figure that shows these records beside numbers published as `published`: who measured what, when.
     pub fn beside(&self, published: &str) -> String {
         let published = format!("published: {published}");
@@ -100,7 +105,7 @@ mod tests {
             folder.path().join("bench-ladder_*.jsonl").display()
         );
         assert_eq!(none.to_string(), expected);
-        assert_eq!(none.beside("a post"), "published: a post");
+        assert_eq!((none.machine(), none.beside("a post")), (None, "published: a post".to_owned()));
         assert!(records_on_gpu(folder.path().join("none"), "ladder").is_err());
     }
 }

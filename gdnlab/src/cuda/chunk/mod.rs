@@ -69,6 +69,11 @@ fn builds() -> Result<Vec<Build>> {
         (Fp32, F32, 256, 128, 64, many, ampere),
         (F16Internals, Bf16, 128, 128, 8, cut, hopper),
         (Fp32, F32, 256, 128, 8, cut, ampere),
+        (F16Internals, F32, 256, 96, 8, cut, hopper),
+        (Tf32, F32, 128, 128, 8, few, hopper),
+        (Tf32, F32, 64, 64, 8, few, hopper),
+        (Fp32, F32, 128, 128, 8, few, hopper),
+        (Fp32, F32, 64, 64, 8, few, hopper),
     ];
     let mut all = vec![launches::gates()?];
     for (mode, input, key_dim, value_dim, value_heads, work, card) in cases {

@@ -367,10 +367,7 @@ mod tests {
 
     #[test]
     fn a_number_is_its_significand_times_a_power_of_two() {
-        assert_eq!(
-            [0.0, 1.0, -0.25, 3.0, 0.088_388_346, 1e-42].map(significand),
-            [1.0, 1.0, 1.0, 1.5, 1.414_213_5, 1.0]
-        );
+        assert_eq!([0.0, 1.0, -0.25, 3.0, 0.7, 1e-42].map(significand), [1.0, 1.0, 1.0, 1.5, 1.4, 1.0]);
     }
 
     #[test]

@@ -73,7 +73,9 @@ impl Kernel for Decode {
     }
 
     fn summary(&self) -> String {
-        format!("token by token on a GPU as in serving: up to {MAX_TOKENS} tokens a call, states updated in place; no backward")
+        format!(
+            "token by token on a GPU as in serving: up to {MAX_TOKENS} tokens a call, states updated in place; no backward"
+        )
     }
 
     fn needs(&self) -> &'static str {
@@ -169,7 +171,7 @@ mod tests {
             }
         }
         assert_eq!(next, all.map(|tokens| tokens.end));
-        assert!(rounds(&[0..0]).is_empty());
+        assert!(rounds(&[0..0, 0..0]).is_empty());
         assert_eq!(rows(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, &[2..3, 0..1], |x| x as i32), [5, 6, 1, 2]);
     }
 

@@ -1,6 +1,8 @@
 //! `cargo lab bench`.
 
+mod attention;
 mod gdn;
+mod ladder;
 mod roofline;
 
 use clap::Subcommand;
@@ -16,14 +18,18 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
+    Attention(attention::Args),
     Gdn(gdn::Args),
+    Ladder(ladder::Args),
     Roofline(roofline::Args),
 }
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
         match self.what {
+            What::Attention(args) => args.run(),
             What::Gdn(args) => args.run(),
+            What::Ladder(args) => args.run(),
             What::Roofline(args) => args.run(),
         }
     }

@@ -1,0 +1,103 @@
+//! `cargo lab bench attention`.
+
+use crate::checkout::Checkout;
+use crate::output::{Interrupt, note, print};
+use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, run};
+use gdnlab::bench::roofline::copy_bandwidth;
+use gdnlab::bench::{Budget, Ceilings, Timer};
+use gdnlab::cuda::Gpu;
+use gdnlab::record::{self, Environment, Record};
+use gdnlab::{Error, Result};
+use std::process::ExitCode;
+
+/// Name of the records' file in `data/`.
+const SUITE: &str = "bench-attention";
+
+/// Time causal attention on the GPU, forward and backward: the cases of Day 2.
+///
+/// Each backend is first checked against float64 on a small problem with heads of the same size; without a green check
+/// there is no time. A time is the median of GPU times of graph replays, each with a cold L2 cache. FLOPs count visible
+/// scores only. Ctrl-C ends early and keeps what was measured.
+///
+/// Exit code: 0 when every case was timed, 1 when one was wrong or could not run, 2 for bad input or no GPU.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo lab bench attention --save             everything, kept in data/
+  cargo lab bench attention --filter 'T=1024'  the cases of the post")]
+pub struct Args {
+    /// Backends: flash (the fastest path of the GPU at hand), flash-portable. Without it, all.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    backend: Vec<String>,
+    /// Only cases whose line `fwd B=32 T=1024 H=12 d=64` contains this text.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Exactly so many samples per case. Without it, 20 to 200 in half a second.
+    #[arg(long, value_name = "N")]
+    samples: Option<usize>,
+    /// Add what was measured to the records in `data/`.
+    #[arg(long)]
+    save: bool,
+}
+
+impl Args {
+    pub fn run(self) -> Result<ExitCode> {
+        let (cases, backends) = (self.cases()?, self.backends()?);
+        let budget = self.samples.map_or_else(|| Ok(Budget::default()), Budget::of_samples)?;
+        let checkout = Checkout::find()?;
+        let data = checkout.root().join("data");
+        let interrupt = Interrupt::new()?;
+        let gpu = Gpu::shared()?;
+        let mut timer = Timer::new(gpu, budget)?;
+        note("copy bandwidth");
+        let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
+        let known = record::read_dir(&data)?;
+        let ceilings = Ceilings::new(gpu, copy, &known);
+        let mut said = None;
+        let finished = run(&cases, &backends, &mut timer, |step| {
+            if said != Some(step.done) {
+                said = Some(step.done);
+                note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
+            }
+            interrupt.control()
+        })?;
+        print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;
+        if self.save {
+            let environment = Environment::detect();
+            let records: Vec<Record> =
+                finished.rows.iter().filter_map(|row| row.record(&ceilings, &environment)).collect();
+            let path = record::keep(&data, SUITE, &records)?;
+            print(&format!("records: {}\n", checkout.relative(&path)))?;
+        }
+        Ok(exit_code(&finished))
+    }
+
+    fn cases(&self) -> Result<Vec<Case>> {
+        let wanted = |case: &Case| self.filter.as_ref().is_none_or(|text| case.to_string().contains(text));
+        let all = Case::day2();
+        let cases: Vec<Case> = all.iter().copied().filter(wanted).collect();
+        if cases.is_empty() {
+            let filter = self.filter.as_deref().unwrap_or_default();
+            let first = all.first().map(Case::to_string).unwrap_or_default();
+            return Err(Error::input(format!("no case contains --filter '{filter}': a case reads '{first}'")));
+        }
+        Ok(cases)
+    }
+
+    fn backends(&self) -> Result<Vec<Backend>> {
+        let named = |name: &String| {
+            Backend::ALL.into_iter().find(|backend| backend.name() == name).ok_or_else(|| {
+                let names = Backend::ALL.map(Backend::name).join(", ");
+                Error::input(format!("unknown backend '{name}': expected one of {names}"))
+            })
+        };
+        if self.backend.is_empty() { Ok(Backend::ALL.to_vec()) } else { self.backend.iter().map(named).collect() }
+    }
+}
+
+fn exit_code(finished: &Finished) -> ExitCode {
+    if finished.stopped {
+        return Interrupt::EXIT_CODE.into();
+    }
+    let timed = finished.rows.iter().all(|row| matches!(row.outcome, Outcome::Timed(_)));
+    if timed { ExitCode::SUCCESS } else { ExitCode::from(1) }
+}
