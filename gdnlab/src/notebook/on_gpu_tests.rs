@@ -127,11 +127,13 @@ fn what_is_emulated_is_what_was_measured() {
             let factor = measured.rel_rms.unwrap() / emulated.rel_rms.unwrap();
             // What the operands lose is the same; what sums lose depends on their order. dg has another formula.
             let expected = match (name, measured.tensor.as_str()) {
-                ("cuda-chunk-fp32", _) => 0.3..2.2,
-                // R goes through the solve with what its rounding left, which is not emulated; a bf16 result hides it.
+                // The state takes the sum of a chunk at once, where the emulation adds token by token.
+                ("cuda-chunk-fp32", _) => 0.2..2.2,
+                // R goes through the solve, and U into the states of the backward, with what rounding left of them. That is
+                // not emulated; a bf16 result hides it.
                 ("cuda-chunk-f16", "o") => 0.8..1.06,
                 (_, "o") => 0.94..1.06,
-                _ => 0.5..1.7,
+                _ => 0.4..1.7,
             };
             assert!(expected.contains(&factor), "{name}: {} is off by {factor}, {}", measured.tensor, words(workload));
         }
