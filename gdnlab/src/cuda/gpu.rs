@@ -13,6 +13,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+/// Oldest compute capability that the kernels run on.
+const OLDEST: (u32, u32) = (8, 0);
+
 /// What runs without a GPU, as the end of a message.
 const ELSEWHERE: &str = "the kernels of the CPU (cpu-chunk-*) run everywhere";
 
@@ -86,12 +89,21 @@ impl Gpu {
         unsafe { context.disable_event_tracking() };
         raw::keep_freed_memory(&context).map_err(start)?;
         let attribute = |attribute| context.attribute(attribute).map(|value| value as u32).map_err(start);
+        let name = context.name().map_err(start)?;
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < OLDEST {
+            let ((major, minor), (oldest, _)) = (capability, OLDEST);
+            return Err(Error::gpu(format!(
+                "the {name} has compute capability {major}.{minor}, and the kernels need {oldest}.0 or newer: choose \
+                 another GPU by GDNLAB_GPU; {ELSEWHERE}"
+            )));
+        }
         Ok(Self {
-            name: context.name().map_err(start)?,
-            capability: (
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
+            name,
+            capability,
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_bytes_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
