@@ -3,6 +3,7 @@
 use super::panel::{self, Linear, Panel, Tick};
 use super::style::{self, ACCENT, FAINT, GRID, INK, LABEL, SMALL, TITLE};
 use super::{Canvas, DrawError, Figure};
+use crate::table::OURS;
 use crate::table::rows::{distinct, numbers, texts};
 use crate::{Error, Result};
 use gdnlab_deps::plotters::prelude::*;
@@ -71,6 +72,19 @@ struct TimedCall {
 }
 
 impl Row {
+    /// The kernel without where its times come from.
+    fn name(&self) -> &str {
+        self.kernel.split(',').next().unwrap_or_default()
+    }
+
+    fn is_ours(&self) -> bool {
+        self.kernel.starts_with(OURS)
+    }
+
+    fn at(&self, heads: f64, tokens: f64) -> Option<&TimedCall> {
+        self.calls.iter().find(|call| (call.heads, call.tokens) == (heads, tokens))
+    }
+
     /// Mean logarithm of the time for a FLOP, up to a constant: what the rows of a group are sorted by.
     fn slowness(&self) -> f64 {
         -self.calls.iter().map(|call| call.reached_pct.ln()).sum::<f64>() / self.calls.len().max(1) as f64
@@ -115,10 +129,6 @@ impl Group {
     fn title(&self) -> String {
         format!("{}, {}", self.machine, self.pass_name())
     }
-
-    fn fastest(&self) -> &str {
-        self.rows.first().map_or("", |row| row.kernel.split(',').next().unwrap_or_default())
-    }
 }
 
 struct Plot {
@@ -128,20 +138,23 @@ struct Plot {
 }
 
 impl Plot {
+    /// What is fastest on each machine, forward; and how many times as long ours takes, where it is another's.
     fn title(&self) -> String {
-        let machines = distinct(self.groups.iter().map(|group| group.machine.as_str()));
-        let part = |machine: &str| {
-            let of_machine: Vec<&Group> = self.groups.iter().filter(|group| group.machine == machine).collect();
-            let kernels = distinct(of_machine.iter().map(|group| group.fastest()));
-            match kernels.as_slice() {
-                [one] => format!("{one} on {machine}"),
-                _ => {
-                    let by_pass = of_machine.iter().map(|group| format!("{} {}", group.fastest(), group.pass_name()));
-                    format!("{} on {machine}", by_pass.collect::<Vec<_>>().join(", "))
-                }
-            }
+        let part = |group: &Group| {
+            let fastest = group.rows.first()?;
+            let ours = group.rows.iter().find(|row| row.is_ours());
+            let times = ours.filter(|_| !fastest.is_ours()).and_then(|ours| {
+                let ratio = |call: &TimedCall| Some(call.ms / fastest.at(call.heads, call.tokens)?.ms);
+                panel::span(ours.calls.iter().filter_map(ratio), |ratio| format!("{ratio:.2}"))
+            });
+            let times = times.map_or_else(String::new, |times| format!(" (gdnlab ×{times})"));
+            Some(format!("{} on {}{times}", fastest.name(), group.machine))
         };
-        format!("Fastest attention: {}", machines.into_iter().map(part).collect::<Vec<_>>().join("; "))
+        let parts: Vec<String> = self.groups.iter().filter(|group| group.pass != "bwd").filter_map(part).collect();
+        if parts.is_empty() {
+            return "Attention backends".to_owned();
+        }
+        format!("Fastest forward: {}", parts.join(", "))
     }
 
     fn description(&self) -> String {
@@ -224,7 +237,7 @@ mod tests {
     use super::super::tests::check;
     use super::*;
     use crate::table::{attention, rooflines};
-    use gdnlab_deps::polars::prelude::{IntoLazy, lit};
+    use gdnlab_deps::polars::prelude::{IntoLazy, col, lit};
 
     const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/published");
 
@@ -236,14 +249,21 @@ mod tests {
             &figure,
             &["GB10, forward", "PyTorch cudnn, published", "ms, H = 8", "H = 16", "5.07", "12.5", "the footer"],
         );
-        assert!(figure.svg().contains("Fastest attention: PyTorch flash on GB10"));
+        assert!(figure.svg().contains("Fastest forward: PyTorch flash on GB10"));
         assert_eq!(figure.svg().matches("<circle").count(), 9);
         let says = figure.description();
         assert!(says.contains("GB10, forward: PyTorch flash, published reaches 7 % of the matmul rate."), "{says}");
 
         let backward = table.clone().lazy().with_column(lit("bwd").alias("pass")).collect().unwrap();
         let both = attention_backends(&table.vstack(&backward).unwrap(), "").unwrap();
-        check(&both, &["GB10, backward", "Fastest attention: PyTorch flash on GB10"]);
+        check(&both, &["GB10, backward", "Fastest forward: PyTorch flash on GB10"]);
+        let slower = table.clone().lazy().with_columns([
+            lit("gdnlab flash").alias("kernel"),
+            (col("ms") * lit(1.1)).alias("ms"),
+            (col("reached_pct") * lit(0.5)).alias("reached_pct"),
+        ]);
+        let beside = attention_backends(&table.vstack(&slower.collect().unwrap().head(Some(1))).unwrap(), "").unwrap();
+        check(&beside, &["PyTorch flash on GB10 (gdnlab ×1.10)"]);
         let unknown = table.lazy().with_column(lit(0.0).alias("reached_pct")).collect().unwrap();
         assert!(matches!(attention_backends(&unknown, ""), Err(Error::Figure(_))));
     }

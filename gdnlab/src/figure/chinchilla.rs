@@ -39,7 +39,7 @@ const TICKS: [(f64, &str); 13] = [
 
 /// Draws the hours of a table of [`crate::table::chinchilla`]: a row for each size, mixer and source, with a mark for the
 /// tokens that the parameters of the body ask for and one for those of all parameters. The title says how long the largest
-/// model takes on each machine, with GDN where that was trained. `footer` goes below.
+/// model that all machines trained takes on each. `footer` goes below.
 ///
 /// # Errors
 /// [`Error::Figure`] where the table is empty, [`Error::Table`] where a column is missing.
@@ -77,6 +77,12 @@ struct Run {
     total: f64,
 }
 
+impl Run {
+    fn machine(&self) -> &str {
+        self.source.split(',').next().unwrap_or_default()
+    }
+}
+
 fn runs(table: &DataFrame) -> Result<Vec<Run>> {
     let [machines, implementations, mixers, sizes] =
         ["machine", "implementation", "mixer", "size"].map(|name| texts(table, name));
@@ -104,23 +110,27 @@ struct Plot {
 }
 
 impl Plot {
-    /// Machine and run of the largest model, with GDN where that was trained, by what trains it fastest there.
-    fn largest(&self) -> Vec<(&str, &Run)> {
-        let machine = |run: &Run| run.source.split(',').next().unwrap_or_default().len();
-        let machines = distinct(self.runs.iter().map(|run| &run.source[..machine(run)]));
-        let of_machine = |name: &str| {
-            let of = self.runs.iter().filter(|run| &run.source[..machine(run)] == name);
-            of.max_by(|a, b| (a.size, a.mixer).cmp(&(b.size, b.mixer)).then(b.body.total_cmp(&a.body)))
+    /// The runs of one model, the largest that every machine has trained, each by what trains it fastest on its machine.
+    fn common(&self) -> Vec<(&str, &Run)> {
+        let machines = distinct(self.runs.iter().map(Run::machine));
+        let fastest = |machine: &'_ str, model: (Size, Mixer)| {
+            let of = self.runs.iter().filter(|run| run.machine() == machine && (run.size, run.mixer) == model);
+            of.min_by(|a, b| a.body.total_cmp(&b.body))
         };
-        machines.into_iter().filter_map(|name| Some((name, of_machine(name)?))).collect()
+        let models = self.runs.iter().map(|run| (run.size, run.mixer));
+        let common = models.filter(|model| machines.iter().all(|machine| fastest(machine, *model).is_some())).max();
+        let of_model =
+            |model| machines.iter().filter_map(|machine| Some((*machine, fastest(machine, model)?))).collect();
+        common.map(of_model).unwrap_or_default()
     }
 
     fn title(&self) -> String {
-        let part = |(machine, run): (&str, &Run)| {
-            format!("{} {} {} on {machine}", mixer_label(run.mixer), run.size.name(), duration(run.body))
-        };
-        let parts: Vec<String> = self.largest().into_iter().map(part).collect();
-        format!("20 tokens per parameter of the body: {}", parts.join(", "))
+        let common = self.common();
+        let Some((_, run)) = common.first() else { return "20 tokens per parameter".to_owned() };
+        let part = |(machine, run): &(&str, &Run)| format!("{} on {machine}", duration(run.body));
+        let parts: Vec<String> = common.iter().map(part).collect();
+        let model = format!("{} {}", mixer_label(run.mixer), run.size.name());
+        format!("20 tokens per parameter of the body, {model}: {}", parts.join(", "))
     }
 
     fn description(&self) -> String {
@@ -131,7 +141,12 @@ impl Plot {
             let ends = of.clone().min_by_key(|run| run.size).zip(of.max_by_key(|run| run.size));
             sentences.extend(ends.map(|(smallest, largest)| {
                 let time = |run: &Run| format!("{} {} or {}", run.size.name(), duration(run.body), duration(run.total));
-                format!("{source}: {} from {} to {}.", mixer_label(mixer), time(smallest), time(largest))
+                let sizes = if smallest.size == largest.size {
+                    time(smallest)
+                } else {
+                    format!("from {} to {}", time(smallest), time(largest))
+                };
+                format!("{source}: {} {sizes}.", mixer_label(mixer))
             }));
         }
         sentences.join(" ")

@@ -23,22 +23,29 @@ const INSET: i32 = 70;
 
 /// Draws tokens per second and MFU over the sizes of a table of [`crate::table::ladder`]: a colour for each mixer, marks for
 /// each source, which is a machine with an implementation. Below stand the factors of GDN's rates over attention's, and the
-/// title says their range on each machine, for what trains fastest there. `footer` goes below.
+/// title says their range on each machine, for what trains fastest there; and the factors between two implementations on the
+/// same machine. `footer` goes below.
 ///
 /// # Errors
 /// [`Error::Figure`] where the table is empty, [`Error::Table`] where a column is missing.
 pub fn throughput_and_mfu(ladder: &DataFrame, footer: &str) -> Result<Figure> {
     let rungs = rungs(ladder)?;
     let plot = Plot::new(&rungs)?;
-    let height = HEIGHT + ROW_HEIGHT * plot.sources.len() as i32;
+    let height = HEIGHT + ROW_HEIGHT * plot.sources.len().max(plot.same_machine().len()) as i32;
     let size = (WIDTH as u32 / super::DENSITY, height as u32 / super::DENSITY);
     Figure::draw(size, plot.description(), |canvas| {
         canvas.draw_text(&plot.title(), &style::bold(TITLE, INK, HPos::Left, VPos::Center), (40, 44))?;
         panel::legend(canvas, &plot.mixers, &plot.sources, (40, 104))?;
         plot.throughput(canvas)?;
         plot.mfu(canvas)?;
+        plot.on_the_same_machine(canvas)?;
         canvas.draw_text(footer, &style::text(SMALL, FAINT, HPos::Left, VPos::Center), (40, height - 34))
     })
+}
+
+/// Height of a row of factors below the panels.
+fn row_below(row: usize) -> i32 {
+    LEFT.bottom + 74 + ROW_HEIGHT * row as i32
 }
 
 /// Rungs by source, mixer and size; the figures of the ladder share it.
@@ -131,17 +138,55 @@ impl<'a> Plot<'a> {
         sentences.join(" ")
     }
 
-    /// The later sources against the first, where both trained the same.
+    /// Each source with those before it that it is compared with: the first of all, and those on the same machine.
+    fn pairs(&self) -> Vec<(usize, usize)> {
+        let machine = |source: usize| self.sources[source].split(',').next().unwrap_or_default().to_owned();
+        let compared = |later: usize, earlier: usize| earlier == 0 || machine(later) == machine(earlier);
+        let later = 1..self.sources.len();
+        later
+            .flat_map(|later| (0..later).filter(move |&earlier| compared(later, earlier)).map(move |e| (later, e)))
+            .collect()
+    }
+
+    /// How many times as fast as the second source of a pair the first one trains.
+    fn speedup(&self, (later, earlier): (usize, usize), mixer: Mixer, size: Size) -> Option<f64> {
+        let rate = |source: usize| Some(self.rung(&self.sources[source], mixer, size)?.tok_per_s);
+        Some(rate(later)? / rate(earlier)?)
+    }
+
     fn speedups(&self) -> Vec<String> {
-        let Some((first, others)) = self.sources.split_first() else { return Vec::new() };
-        let of = |other: &String, mixer: Mixer| {
-            let ratio = |&size: &Size| {
-                Some(self.rung(other, mixer, size)?.tok_per_s / self.rung(first, mixer, size)?.tok_per_s)
-            };
-            let times = panel::span(self.sizes.iter().filter_map(ratio), axis::short)?;
-            Some(format!("{other} trains {} at {times} times the rate of {first}.", mixer_label(mixer)))
+        let of = |pair: (usize, usize), mixer: Mixer| {
+            let ratios = self.sizes.iter().filter_map(|&size| self.speedup(pair, mixer, size));
+            let times = panel::span(ratios, axis::short)?;
+            let (later, earlier) = (&self.sources[pair.0], &self.sources[pair.1]);
+            Some(format!("{later} trains {} at {times} times the rate of {earlier}.", mixer_label(mixer)))
         };
-        others.iter().flat_map(|other| self.mixers.iter().filter_map(move |&mixer| of(other, mixer))).collect()
+        self.pairs().into_iter().flat_map(|pair| self.mixers.iter().filter_map(move |&mixer| of(pair, mixer))).collect()
+    }
+
+    /// What the rows below the right panel compare: mixers that two sources on the same machine trained.
+    fn same_machine(&self) -> Vec<((usize, usize), Mixer)> {
+        let machine = |source: usize| self.sources[source].split(',').next();
+        let pairs = self.pairs().into_iter().filter(|(later, earlier)| machine(*later) == machine(*earlier));
+        let rows = pairs.flat_map(|pair| self.mixers.iter().map(move |&mixer| (pair, mixer)));
+        rows.filter(|(pair, mixer)| self.sizes.iter().any(|&size| self.speedup(*pair, *mixer, size).is_some()))
+            .collect()
+    }
+
+    /// Rows below the right panel: how many times as fast one source is as another on the same machine.
+    fn on_the_same_machine(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
+        for (row, (pair, mixer)) in self.same_machine().into_iter().enumerate() {
+            let (y, color) = (row_below(row), mixer_color(mixer));
+            Look { index: pair.0 }.mark(canvas, (RIGHT.left - 66, y), color)?;
+            canvas.draw_text("/", &style::text(SMALL, color, HPos::Center, VPos::Center), (RIGHT.left - 41, y))?;
+            Look { index: pair.1 }.mark(canvas, (RIGHT.left - 16, y), color)?;
+            let note = style::text(SMALL, color, HPos::Center, VPos::Center);
+            for &size in &self.sizes {
+                let Some(factor) = self.speedup(pair, mixer, size) else { continue };
+                canvas.draw_text(&format!("×{factor:.2}"), &note, (self.x(&RIGHT, size), y))?;
+            }
+        }
+        Ok(())
     }
 
     /// A line and marks for each source and mixer.
@@ -171,7 +216,7 @@ impl<'a> Plot<'a> {
             if self.factors(source).is_none() {
                 continue;
             }
-            let y = LEFT.bottom + 74 + ROW_HEIGHT * index as i32;
+            let y = row_below(index);
             canvas.draw_text("GDN / attention", &label, (LEFT.left - 40, y))?;
             Look { index }.mark(canvas, (LEFT.left - 16, y), FAINT)?;
             for &size in &self.sizes {

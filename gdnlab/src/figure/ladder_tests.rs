@@ -55,6 +55,10 @@ fn a_second_machine_is_compared_with_the_first() {
     let expected = "H200, gdnlab trains attention at 10 times the rate of GB10, PyTorch + fla, published.";
     assert!(says.contains(expected), "{says}");
     assert!(says.contains("H200, gdnlab trains GDN at 20 times the rate"), "{says}");
+
+    let here = ladder.lazy().with_column(lit("GB10").alias("machine")).collect().unwrap();
+    let same = throughput_and_mfu(&here, "").unwrap();
+    check(&same, &["×10.00", "×20.00"]);
 }
 
 #[test]
@@ -102,9 +106,10 @@ fn hours_stand_in_rows_with_their_words() {
     let (ladder, _) = two_machines();
     let figure = hours_to_chinchilla(&chinchilla(&ladder).unwrap(), "the footer").unwrap();
     check(&figure, &["5.3 days to 6.5 days", "4.3 h to 7.8 h", "1 week", "125M", "the footer"]);
-    assert!(
-        figure.svg().contains("20 tokens per parameter of the body: GDN 250M 5.3 days on GB10, GDN 250M 6.4 h on H200")
-    );
+    assert!(figure.svg().contains("20 tokens per parameter of the body, GDN 250M: 5.3 days on GB10, 6.4 h on H200"));
+    let fewer = ladder.head(Some(11)).lazy().filter(col("size").neq(lit("60M"))).collect().unwrap();
+    let common = hours_to_chinchilla(&chinchilla(&fewer).unwrap(), "").unwrap();
+    assert!(common.svg().contains("of the body, GDN 30M: 4.3 h on GB10, 13 min on H200"), "what both trained");
     let says = figure.description();
     assert!(
         says.contains("GB10, PyTorch + fla, published: GDN from 30M 4.3 h or 7.8 h to 250M 5.3 days or 6.5 days."),

@@ -240,19 +240,24 @@ impl<'a> Plot<'a> {
 
     fn headings(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
         canvas.draw_text(&self.title(), &style::bold(TITLE, INK, HPos::Left, VPos::Center), (40, 44))?;
-        let label = style::text(LABEL, INK, HPos::Left, VPos::Center);
-        let mut x = 52;
-        for series in &self.series {
-            self.mark(canvas, series, (x, 108), true)?;
-            let words = series.label();
-            canvas.draw_text(&words, &label, (x + 24, 108))?;
-            x += 24 + style::width(&words, LABEL) + 48;
-        }
         let peers = distinct(self.points.iter().filter_map(|point| point.peer.as_ref().map(|peer| peer.0.as_str())));
-        let Some(series) = self.series.first().filter(|_| !peers.is_empty()) else { return Ok(()) };
-        self.mark(canvas, series, (x, 108), false)?;
-        let words = format!("hollow: the fastest peer ({})", peers.join(", "));
-        canvas.draw_text(&words, &label, (x + 24, 108))
+        let mut entries: Vec<(&Series, bool, String)> =
+            self.series.iter().map(|series| (series, true, series.label())).collect();
+        if let Some(series) = self.series.first().filter(|_| !peers.is_empty()) {
+            entries.push((series, false, format!("hollow: the fastest peer ({})", peers.join(", "))));
+        }
+        let label = style::text(LABEL, INK, HPos::Left, VPos::Center);
+        let (mut x, mut y) = (52, 96);
+        for (series, filled, words) in entries {
+            let width = 24 + style::width(&words, LABEL);
+            if x + width > WIDTH - 20 && x > 52 {
+                (x, y) = (52, y + 40);
+            }
+            self.mark(canvas, series, (x, y), filled)?;
+            canvas.draw_text(&words, &label, (x + 24, y))?;
+            x += width + 48;
+        }
+        Ok(())
     }
 
     fn axes(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
@@ -322,8 +327,10 @@ impl<'a> Plot<'a> {
             canvas.draw(&PathElement::new(line[1..].to_vec(), INK.stroke_width(5)))?;
         }
         let copy = format!("copy {} GB/s", three_digits(self.roof.copy_gb_s));
-        // Left of the line, and above that of the data sheet.
-        let place = along(&line, 0.4);
+        // Left of the line, above that of the data sheet, and inside of the panel.
+        let places = [0.4, 0.5, 0.6, 0.7, 0.8].map(|part| along(&line, part));
+        let inside = |place: &&(i32, i32)| place.0 - 10 - style::width(&copy, LABEL) > LEFT;
+        let place = places.iter().find(inside).unwrap_or(&places[4]);
         canvas.draw_text(&copy, &style::text(LABEL, INK, HPos::Right, VPos::Bottom), (place.0 - 10, place.1 - 36))?;
         canvas.draw(&DashedPathElement::new(vec![ridge, (ridge.0, BOTTOM)], 4, 8, INK.stroke_width(2)))?;
         let words =

@@ -19,6 +19,7 @@ fn tables(records: &[Record]) -> (DataFrame, DataFrame) {
 #[test]
 fn every_recorded_kernel_of_a_machine_is_a_point_below_its_roof() {
     let mut records = record::read_dir(DATA).unwrap();
+    records.retain(|record| !matches!(record.measurement, Measurement::Roofline(_)));
     records.push(rate("NVIDIA H200", "copy_bandwidth", 4200.0, "GB/s"));
     records.push(rate("NVIDIA H200", "bf16_matmul", 840.0, "TFLOP/s"));
     let (timings, rooflines) = tables(&records);

@@ -151,12 +151,12 @@ fn display(value: &AnyValue<'_>) -> String {
     }
 }
 
-/// Four significant digits: `1.477`, `1834`, `3.906e-3`.
+/// Four significant digits, or all digits of the whole part: `1.477`, `1834`, `77546`, `3.906e-3`.
 fn four_digits(number: f64) -> String {
     let size = number.abs();
     if size == 0.0 || !size.is_finite() {
         number.to_string()
-    } else if (1e-2..1e5).contains(&size) {
+    } else if (1e-2..1e7).contains(&size) {
         let decimals = (3.0 - size.log10().floor()).clamp(0.0, 5.0) as usize;
         format!("{number:.decimals$}")
     } else {
@@ -202,6 +202,7 @@ mod tests {
             (0.975_04, "0.9750"),
             (1834.56, "1835"),
             (22_345.6, "22346"),
+            (1_048_576.0, "1048576"),
             (0.0123, "0.01230"),
             (3.906_25e-3, "3.906e-3"),
             (-1.5e7, "-1.500e7"),

@@ -33,6 +33,8 @@ const OTHERS: [Others; 2] = [
 ];
 /// The products that rates are held against.
 const PRODUCTS: &str = "bf16_matmul";
+/// What our backends' names begin with.
+pub(crate) const OURS: &str = "gdnlab";
 /// Bytes of an element of q, k, v and o in 16 bits.
 const ELEMENT_BYTES: usize = 2;
 
@@ -58,7 +60,7 @@ impl Timed {
 }
 
 /// Times of attention: those of others in the folder `published`, below them those of `records`, each once (the newest).
-/// The columns machine, kernel, pass (fwd or bwd), B, T, H, d and ms; TFLOP_per_s, with the FLOPs of the visible scores as
+/// The columns machine, kernel (ours begin with `gdnlab`), pass (fwd or bwd), B, T, H, d and ms; TFLOP_per_s, with the FLOPs of the visible scores as
 /// [`Call`] counts them; reached_pct, the same over the rate of bf16 products of the machine in `rooflines`, empty where
 /// that has none.
 ///
@@ -123,7 +125,7 @@ fn newest(records: &[Record]) -> Result<Vec<Timed>> {
         let Measurement::Attention(timing) = &record.measurement else { continue };
         let timed = Timed {
             machine: machine_name(&record.environment.machine),
-            kernel: record.workload.kernel.clone().unwrap_or_else(|| "unnamed".to_owned()),
+            kernel: format!("{OURS} {}", record.workload.kernel.as_deref().unwrap_or("unnamed")),
             backward: record.workload.pass == Some(Pass::Bwd),
             call: call_of(&record.workload)?,
             ms: timing.latency_ms,

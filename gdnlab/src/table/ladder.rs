@@ -1,8 +1,8 @@
 //! The model ladder: what was measured of each model, and what [`cost`](crate::cost) makes of it.
 
-use super::read_csv;
 use super::roofline::{PUBLISHED_MACHINE, machine_name, rates};
 use super::rows::{numbers, texts};
+use super::{OURS, read_csv};
 use crate::cost::chinchilla::Run;
 use crate::cost::memory::{Keep, TrainingMemory};
 use crate::cost::model::{
@@ -29,8 +29,6 @@ const OTHERS: [Others; 2] = [
     Others { file: "day02_h200_pytorch_ladder.csv", machine: "H200", implementation: "PyTorch + fla" },
 ];
 
-/// What trained in records that name no kernel.
-const OURS: &str = "gdnlab";
 /// The products that MFU is held against.
 const PRODUCTS: &str = "bf16_matmul";
 

@@ -14,6 +14,7 @@ pub(crate) mod rows;
 mod timings;
 mod training;
 
+pub(crate) use attention::OURS;
 pub use attention::{attention, attention_by};
 pub(crate) use ladder::{Rung, rungs};
 pub use ladder::{chinchilla, crossovers, ladder, peak_memory};

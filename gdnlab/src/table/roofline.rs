@@ -3,7 +3,7 @@
 use super::read_csv;
 use super::rows::{distinct, numbers, texts};
 use crate::Result;
-use crate::bench::roofline::COPY_BANDWIDTH;
+use crate::bench::roofline::{COPY_BANDWIDTH, Products, RIDGE_POINT};
 use crate::cost::Rates;
 use crate::record::{Machine, Measurement, Record};
 use gdnlab_deps::polars::prelude::*;
@@ -13,10 +13,8 @@ use std::path::Path;
 const PUBLISHED: &str = "day02_gb10_roofline.csv";
 /// The machine that the published numbers of Day 2 were measured on.
 pub(super) const PUBLISHED_MACHINE: &str = "GB10";
-/// What follows from two rates.
-const RIDGE_POINT: &str = "ridge_point";
 /// The products that a ridge point is given for: the first of these that a machine has.
-const OF_RIDGE: [&str; 3] = ["bf16_matmul", "fp32_matmul", "fp64_matmul"];
+const OF_RIDGE: [Products; 3] = [Products::Bf16, Products::Fp32, Products::Fp64];
 
 /// One rate of one machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,7 +129,7 @@ fn recorded_rates(records: &[Record]) -> Vec<Rate> {
 /// The ridge point of a machine with these rates.
 fn ridge(of_machine: &[Rate]) -> Option<Rate> {
     let of = |quantity: &str| of_machine.iter().find(|rate| rate.quantity == quantity);
-    let (products, copy) = (OF_RIDGE.into_iter().find_map(of)?, of(COPY_BANDWIDTH)?);
+    let (products, copy) = (OF_RIDGE.into_iter().find_map(|products| of(products.quantity()))?, of(COPY_BANDWIDTH)?);
     let over = |products_rate: f64, copy_rate: f64| {
         Some(products_rate * unit_per_s(&products.unit)? / (copy_rate * unit_per_s(&copy.unit)?))
     };
