@@ -1,5 +1,6 @@
 //! Causal attention on a GPU: each backend checked against float64, then timed.
 
+pub use super::gdn::Outcome;
 use super::{Ceilings, Samples, Timer};
 use crate::compare::compare;
 use crate::cost::Cost;
@@ -10,7 +11,7 @@ use crate::inputs::Draw;
 use crate::numerics::Step;
 use crate::precision::Format;
 use crate::problem::{Shape, Tensor};
-use crate::record::{Environment, Measurement, Pass, Record, Timing, Workload};
+use crate::record::{Environment, Measurement, Pass, Record, Workload};
 use crate::reference::attention::Attention as Reference;
 use crate::{Error, Result};
 use half::bf16;
@@ -126,17 +127,6 @@ impl Backend {
             Self::FlashPortable => Attention::with_path(gpu, setup, Path::Portable),
         }
     }
-}
-
-/// What came of a backend on a case.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// Its results are right, and this is its time.
-    Timed(Samples),
-    /// Its results are not right, in words; it was not timed.
-    Wrong(String),
-    /// It could not run, in words.
-    Failed(String),
 }
 
 /// One backend on one case.
@@ -339,30 +329,12 @@ impl Loaded {
 }
 
 impl Row {
-    /// The samples, where it was timed.
-    pub fn samples(&self) -> Option<&Samples> {
-        match &self.outcome {
-            Outcome::Timed(samples) => Some(samples),
-            _ => None,
-        }
-    }
-
     /// This row as a record, where it was timed.
     pub fn record(&self, ceilings: &Ceilings<'_>, environment: &Environment) -> Option<Record> {
-        let samples = self.samples()?;
+        let samples = self.outcome.samples()?;
         let (rates, floor_basis) = ceilings.rates(Format::Bf16);
         let cost = self.case.cost();
-        let timing = Timing {
-            latency_ms: samples.median(),
-            p20_ms: Some(samples.p20()),
-            p80_ms: Some(samples.p80()),
-            samples_ms: Some(samples.ms().to_vec()),
-            floor_ms: Some(cost.floor_ms(&rates)),
-            floor_basis: Some(floor_basis),
-            gb_s: Some(cost.gb_s(samples.median())),
-            tflop_s: Some(cost.tflop_s(samples.median())),
-            ..Timing::default()
-        };
+        let timing = samples.timing(&cost, cost.floor_ms(&rates), floor_basis);
         Some(Record::new(environment, &self.case.workload(self.backend), Measurement::Attention(timing)))
     }
 }

@@ -40,6 +40,16 @@ pub enum Outcome {
     Failed(String),
 }
 
+impl Outcome {
+    /// The samples, where it was timed.
+    pub fn samples(&self) -> Option<&Samples> {
+        match self {
+            Self::Timed(samples) => Some(samples),
+            Self::Wrong(_) | Self::Failed(_) => None,
+        }
+    }
+}
+
 /// What was measured.
 #[derive(Clone, Debug, Default)]
 pub struct Finished {
@@ -52,10 +62,7 @@ pub struct Finished {
 impl Row {
     /// The samples, where it was timed.
     pub fn samples(&self) -> Option<&Samples> {
-        match &self.outcome {
-            Outcome::Timed(samples) => Some(samples),
-            _ => None,
-        }
+        self.outcome.samples()
     }
 
     /// Cost and floor in milliseconds at the rates of `ceilings`, and the words for where those come from.
@@ -172,17 +179,10 @@ pub fn records(rows: &[Row], ceilings: &Ceilings<'_>, environment: &Environment)
         let (cost, floor_ms, floor_basis) = row.cost(ceilings);
         let best = row.case.best_peer();
         let timing = Timing {
-            latency_ms: samples.median(),
-            p20_ms: Some(samples.p20()),
-            p80_ms: Some(samples.p80()),
-            samples_ms: Some(samples.ms().to_vec()),
-            floor_ms: Some(floor_ms),
-            floor_basis: Some(floor_basis),
-            gb_s: Some(cost.gb_s(samples.median())),
-            tflop_s: Some(cost.tflop_s(samples.median())),
             peer: best.map(|peer| peer.name.to_owned()),
             peer_ms: best.map(|peer| peer.ms),
             peer_source: best.map(|_| "published".to_owned()),
+            ..samples.timing(&cost, floor_ms, floor_basis)
         };
         let workload = row.case.workload().kernel(&row.kernel, row.mode).inputs(REGIME, SEED);
         Some(Record::new(environment, &workload, Measurement::Bench(timing)))

@@ -5,7 +5,9 @@
 //! and an event after. The written lines that are still in the cache go to memory during the replay, at the cost of
 //! every kernel alike; the published times of others have the same in them.
 
+use crate::cost::Cost;
 use crate::cuda::{Buffer, Gpu, Stream};
+use crate::record::Timing;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -86,6 +88,21 @@ impl Samples {
         let at = fraction.clamp(0.0, 1.0) * (self.sorted.len() - 1) as f64;
         let (low, high) = (self.sorted[at.floor() as usize], self.sorted[at.ceil() as usize]);
         low + (high - low) * at.fract()
+    }
+
+    /// These times as a record has them, of a call that costs `cost` and cannot take less than `floor_ms`.
+    pub fn timing(&self, cost: &Cost, floor_ms: f64, floor_basis: String) -> Timing {
+        Timing {
+            latency_ms: self.median(),
+            p20_ms: Some(self.p20()),
+            p80_ms: Some(self.p80()),
+            samples_ms: Some(self.ms.clone()),
+            floor_ms: Some(floor_ms),
+            floor_basis: Some(floor_basis),
+            gb_s: Some(cost.gb_s(self.median())),
+            tflop_s: Some(cost.tflop_s(self.median())),
+            ..Timing::default()
+        }
     }
 
     /// The median.

@@ -189,13 +189,44 @@ impl Training {
 /// # Errors
 /// [`Error::Stopped`] where `progress` asked to stop before the last step, [`Error::Input`] where `text` is not the one that
 /// the training began with, and what [`Training::step`] reports.
-pub fn train(training: &mut Training, text: &Text, mut progress: impl FnMut(&Step) -> ControlFlow<()>) -> Result<()> {
-    if text.fingerprint() != training.text {
+pub fn train(training: &mut Training, text: &Text, progress: impl FnMut(&Step) -> ControlFlow<()>) -> Result<()> {
+    take_all(training, text, progress)
+}
+
+/// A training on whatever machine, as far as taking its steps needs it.
+pub(super) trait Steps {
+    /// Fingerprint of the text that it began with.
+    fn text(&self) -> &str;
+    fn is_finished(&self) -> bool;
+    fn step(&mut self, text: &Text) -> Result<Step>;
+}
+
+impl Steps for Training {
+    fn text(&self) -> &str {
+        &self.text
+    }
+
+    fn is_finished(&self) -> bool {
+        Self::is_finished(self)
+    }
+
+    fn step(&mut self, text: &Text) -> Result<Step> {
+        Self::step(self, text)
+    }
+}
+
+/// [`train`] on whatever machine.
+pub(super) fn take_all(
+    training: &mut impl Steps,
+    text: &Text,
+    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
+) -> Result<()> {
+    if text.fingerprint() != training.text() {
         return Err(Error::input(format!(
             "{} ({} bytes) is not the text that this training began with: expected the one with fingerprint {}",
             text.name(),
             text.bytes(),
-            training.text
+            training.text()
         )));
     }
     while !training.is_finished() {

@@ -1,5 +1,6 @@
 //! What the commands share: printing, and ending early without leaving anything half-written.
 
+use gdnlab::numerics::Step;
 use gdnlab::peer::{Case, read_case, remove_unfinished};
 use gdnlab::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -24,6 +25,19 @@ pub fn print(text: &str) -> Result<()> {
 pub fn note(line: impl std::fmt::Display) {
     // Where nobody reads, nothing is lost.
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Says each step of long work once, however often it is asked about.
+#[derive(Default)]
+pub struct Said(Option<usize>);
+
+impl Said {
+    /// Says `step` unless it was the last that was said.
+    pub fn step(&mut self, step: &Step) {
+        if self.0.replace(step.done) != Some(step.done) {
+            note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
+        }
+    }
 }
 
 /// Reads the case at `path` and says what is odd about it.

@@ -15,7 +15,7 @@ use crate::model::adamw::REMEDY;
 use crate::model::config::ModelConfig;
 use crate::model::parameters::{Grads, Parameters};
 use crate::model::text::{self, Text};
-use crate::model::train::{Settings, Step};
+use crate::model::train::{Settings, Step, Steps, take_all};
 use crate::{Error, Result, cost};
 use half::bf16;
 use std::ops::ControlFlow;
@@ -377,24 +377,20 @@ impl Drop for GpuTraining {
 /// # Errors
 /// [`Error::Stopped`] where `progress` asked to stop before the last step, [`Error::Input`] where `text` is not the one that
 /// the training began with, and what [`GpuTraining::step`] reports.
-pub fn train(
-    training: &mut GpuTraining,
-    text: &Text,
-    mut progress: impl FnMut(&Step) -> ControlFlow<()>,
-) -> Result<()> {
-    if text.fingerprint() != training.text {
-        return Err(Error::input(format!(
-            "{} ({} bytes) is not the text that this training began with: expected the one with fingerprint {}",
-            text.name(),
-            text.bytes(),
-            training.text
-        )));
+pub fn train(training: &mut GpuTraining, text: &Text, progress: impl FnMut(&Step) -> ControlFlow<()>) -> Result<()> {
+    take_all(training, text, progress)
+}
+
+impl Steps for GpuTraining {
+    fn text(&self) -> &str {
+        &self.text
     }
-    while !training.is_finished() {
-        let step = training.step(text)?;
-        if progress(&step).is_break() && !training.is_finished() {
-            return Err(Error::Stopped);
-        }
+
+    fn is_finished(&self) -> bool {
+        Self::is_finished(self)
     }
-    Ok(())
+
+    fn step(&mut self, text: &Text) -> Result<Step> {
+        Self::step(self, text)
+    }
 }

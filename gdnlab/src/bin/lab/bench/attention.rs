@@ -1,7 +1,7 @@
 //! `cargo lab bench attention`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, note, print};
+use crate::output::{Interrupt, Said, note, print};
 use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -52,12 +52,9 @@ impl Args {
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
         let known = record::read_dir(&data)?;
         let ceilings = Ceilings::new(gpu, copy, &known);
-        let mut said = None;
+        let mut said = Said::default();
         let finished = run(&cases, &backends, &mut timer, |step| {
-            if said != Some(step.done) {
-                said = Some(step.done);
-                note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
-            }
+            said.step(step);
             interrupt.control()
         })?;
         print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;

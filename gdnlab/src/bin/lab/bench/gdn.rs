@@ -1,7 +1,7 @@
 //! `cargo lab bench gdn`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, note, print};
+use crate::output::{Interrupt, Said, note, print};
 use gdnlab::bench::gdn::{Finished, Outcome, records, run};
 use gdnlab::bench::report::Report;
 use gdnlab::bench::roofline::copy_bandwidth;
@@ -116,12 +116,9 @@ impl Args {
         let ceilings = Ceilings::new(gpu, copy, &known);
 
         let subjects: Vec<&dyn Subject> = subjects.iter().map(AsRef::as_ref).collect();
-        let mut said = None;
+        let mut said = Said::default();
         let finished = run(&cases, &subjects, &mut timer, |step| {
-            if said != Some(step.done) {
-                said = Some(step.done);
-                note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
-            }
+            said.step(step);
             interrupt.control()
         })?;
         print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;

@@ -1,7 +1,7 @@
 //! `cargo lab bench ladder`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, note, print};
+use crate::output::{Interrupt, Said, note, print};
 use gdnlab::bench::ladder::{Finished, Outcome, Report, Rung, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -63,12 +63,9 @@ impl Args {
             }
             Ok(())
         };
-        let mut said = None;
+        let mut said = Said::default();
         let finished = run(&rungs, &batch, gpu, known, keep, |step| {
-            if said != Some(step.done) {
-                said = Some(step.done);
-                note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
-            }
+            said.step(step);
             interrupt.control()
         })?;
         print(&Report { finished: &finished, batch: &batch, ceilings: &ceilings }.to_string())?;

@@ -1,7 +1,7 @@
 //! `cargo lab bench roofline`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, note, print};
+use crate::output::{Interrupt, Said, note, print};
 use gdnlab::bench::roofline::{Bench, DataSheet, Finished, OnCpu, OnGpu, Outcome, Report, run};
 use gdnlab::bench::{Budget, Timer};
 use gdnlab::cuda::Gpu;
@@ -66,12 +66,9 @@ impl Args {
             }
             Ok(())
         };
-        let mut said = None;
+        let mut said = Said::default();
         let finished = run(bench.as_mut(), &known, &Environment::detect, &mut keep, |step| {
-            if said != Some(step.done) {
-                said = Some(step.done);
-                note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
-            }
+            said.step(step);
             interrupt.control()
         })?;
         self.show(&finished)?;
