@@ -7,7 +7,7 @@
 
 use super::attention::{self, AttentionCache};
 use super::config::Mixer;
-use super::gdn::{self, GdnCache};
+use super::gdn::{self, GdnCache, Mixing};
 use super::layer::{Layer, add};
 use super::parameters::Grads;
 use crate::Result;
@@ -52,6 +52,15 @@ pub(super) fn forward(layer: &Layer, x: Tensor) -> Result<(Tensor, BlockCache)> 
     let hidden = SwiGlu { gate: &gate, up: &up }.forward()?;
     let y = add(layer.project("mlp.down", &hidden)?, &m);
     Ok((y, BlockCache { x, mixer_input, mixer, m, mlp_input, gate, up, hidden }))
+}
+
+/// `y` for a GDN mixer whose recurrence another kernel computes.
+pub(super) fn infer(layer: &Layer, x: Tensor, mixing: &mut Mixing<'_>) -> Result<Tensor> {
+    let mixed = gdn::infer(layer, &layer.norm("mixer_norm", &x)?, mixing)?;
+    let m = add(mixed, &x);
+    let n = layer.norm("mlp_norm", &m)?;
+    let (gate, up) = (layer.project("mlp.gate", &n)?, layer.project("mlp.up", &n)?);
+    Ok(add(layer.project("mlp.down", &SwiGlu { gate: &gate, up: &up }.forward()?)?, &m))
 }
 
 /// The gradient of `x`.

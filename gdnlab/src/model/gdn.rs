@@ -14,7 +14,7 @@ use super::layer::{Layer, NORM_EPS, add, join_heads, split_heads};
 use super::parameters::Grads;
 use crate::kernel::Kernel;
 use crate::precision::Format;
-use crate::problem::{GateGrads, Gates, Grads as RecurrenceGrads, Inputs, Shape, Tensor};
+use crate::problem::{GateGrads, Gates, Grads as RecurrenceGrads, Inputs, Outputs, Shape, Tensor};
 use crate::reference::Reference;
 use crate::reference::conv::ShortConv;
 use crate::reference::gate::{DecayForm, LogDecay, LogDecayGrads, WriteStrength};
@@ -123,6 +123,68 @@ pub(super) fn forward(layer: &Layer, n: &Tensor) -> Result<(Tensor, GdnCache)> {
     let gated = join_heads(output_norm(layer, &o, &z)?.forward()?)?;
     let y = layer.project("mixer.o", &gated)?;
     Ok((y, GdnCache { q, k, v, a, b, z, inputs, o, gated }))
+}
+
+/// What a layer keeps of the tokens that it has read.
+#[derive(Clone, Debug)]
+pub(super) struct GdnState {
+    /// The last inputs of each convolution, `[B, H d, W - 1]`: of q, k and v.
+    convolutions: [Tensor; 3],
+    /// `[B, H, K, V]`.
+    recurrence: Tensor,
+}
+
+/// How a layer reads: the kernel of the recurrence, which tokens are padding, and what it kept of the tokens before.
+pub(super) struct Mixing<'a> {
+    pub kernel: &'a dyn Kernel,
+    pub padding: Option<&'a [bool]>,
+    pub state: &'a mut Option<GdnState>,
+}
+
+impl Mixing<'_> {
+    /// Sets the rows of padding to zero.
+    fn blank(&self, x: &mut Tensor) {
+        let Some(padding) = self.padding else { return };
+        let width = x.data.len() / padding.len();
+        let rows = x.data.chunks_exact_mut(width).zip(padding).filter(|(_, padding)| **padding);
+        rows.for_each(|(row, _)| row.fill(0.0));
+    }
+}
+
+/// `y`, `[B, T, D]`, with the recurrence by the kernel of `mixing`, whose state moves behind the last token.
+pub(super) fn infer(layer: &Layer, n: &Tensor, mixing: &mut Mixing<'_>) -> Result<Tensor> {
+    let heads = layer.config.heads;
+    let before = mixing.state.take();
+    let convolved = |index: usize, (matrix, taps): Names| {
+        let mut x = layer.project(matrix, n)?;
+        mixing.blank(&mut x);
+        let initial_state = before.as_ref().map(|state| &state.convolutions[index]);
+        let outputs = ShortConv { initial_state, ..conv(&x, layer.get(taps)?) }.forward()?;
+        Ok::<_, Error>((split_heads(outputs.y, heads)?, outputs.final_state))
+    };
+    let ((q, state_q), (k, state_k), (v, state_v)) = (convolved(0, Q)?, convolved(1, K)?, convolved(2, V)?);
+    let mut g = log_decay(layer, &layer.project("mixer.a", n)?)?.forward()?;
+    let mut beta = write_strength(&layer.project("mixer.b", n)?).forward()?;
+    mixing.blank(&mut g);
+    mixing.blank(&mut beta);
+    let mut inputs = Inputs {
+        shape: shape(layer, n),
+        cu_seqlens: None,
+        scale: Inputs::default_scale(layer.config.key_dim),
+        dtype: Format::F64,
+        q: l2(&q).forward()?,
+        k: l2(&k).forward()?,
+        v,
+        gates: Gates::Gdn { g, beta },
+        initial_state: before.map(|state| state.recurrence),
+        d_o: None,
+        d_final_state: None,
+    };
+    inputs.round_to(mixing.kernel.input_format());
+    let Outputs { o, final_state } = mixing.kernel.forward(&inputs)?.outputs;
+    *mixing.state = Some(GdnState { convolutions: [state_q, state_k, state_v], recurrence: final_state });
+    let z = split_heads(layer.project("mixer.gate", n)?, heads)?;
+    layer.project("mixer.o", &join_heads(output_norm(layer, &o, &z)?.forward()?)?)
 }
 
 fn shape(layer: &Layer, n: &Tensor) -> Shape {

@@ -3,6 +3,7 @@
 //! [`Model::loss_and_grads`] is the truth for a training step elsewhere: loss and every gradient from the layers of
 //! [`reference`](crate::reference), under the names of [`config::ModelConfig::parameter_tensors`]. [`train`](mod@train)
 //! takes such steps on a [`text`] with [`adamw`], and stops and goes on to the same bits. [`gpu`] does the same on a GPU.
+//! [`infer`] reads text with a trained model, the recurrence in any kernel.
 
 pub mod adamw;
 mod attention;
@@ -12,6 +13,7 @@ pub mod config;
 mod exact;
 mod gdn;
 pub mod gpu;
+pub mod infer;
 mod layer;
 pub mod parameters;
 mod step;
