@@ -23,7 +23,7 @@ pub use roofline::Ceilings;
 pub use seqlens::SeqLens;
 pub use suite::Suite;
 pub use tensors::{Gradients, Tensors};
-pub use timer::{Budget, Samples, Timer};
+pub use timer::{Budget, Samples, Timer, Window};
 pub use values::Values;
 
 use crate::cuda::Stream;

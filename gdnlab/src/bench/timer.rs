@@ -6,7 +6,7 @@
 //! every kernel alike; the published times of others have the same in them.
 
 use crate::cost::Cost;
-use crate::cuda::{Buffer, Gpu, Stream};
+use crate::cuda::{Buffer, Event, Gpu, Stream};
 use crate::record::Timing;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
@@ -55,6 +55,17 @@ impl Budget {
     fn is_spent(&self, samples: usize, elapsed: Duration) -> bool {
         samples >= self.max_samples || samples >= self.min_samples && elapsed >= self.time
     }
+}
+
+/// The part of a series of runs back to back that counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// How long the GPU rests before.
+    pub rest: Duration,
+    /// Runs that begin before this time do not count.
+    pub from: Duration,
+    /// No run begins after it.
+    pub until: Duration,
 }
 
 /// Times of one thing in milliseconds, in the order in which they were taken; one at least.
@@ -140,6 +151,42 @@ impl Timer {
     /// The GPU that is timed.
     pub fn gpu(&self) -> &'static Gpu {
         self.gpu
+    }
+
+    /// Times `work`, as [`Timer::time`] does, in runs back to back: the caches are not flushed in between. What was running
+    /// before has no part in it, since the GPU rests for `rest` first.
+    ///
+    /// Of the runs that begin in the first `from` none counts, and none begins after `until`; one counts at least.
+    ///
+    /// # Errors
+    /// As [`Timer::time`].
+    pub fn time_back_to_back(
+        &mut self,
+        work: impl FnOnce(&Stream) -> Result<()>,
+        window: &Window,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Samples> {
+        let graph = self.gpu.capture(work)?;
+        let stream = self.gpu.stream();
+        let run = || -> Result<(Event, Event)> {
+            let (start, end) = (self.gpu.event()?, self.gpu.event()?);
+            start.record(stream)?;
+            graph.replay(stream)?;
+            end.record(stream)?;
+            Ok((start, end))
+        };
+        let (start, end) = run()?;
+        stream.synchronize()?;
+        let one_ms = f64::from(start.elapsed_ms(&end)?);
+        if go_on().is_break() {
+            return Err(Error::Stopped);
+        }
+        std::thread::sleep(window.rest);
+        let [before, all] = [window.from, window.until].map(|time| (1e3 * time.as_secs_f64() / one_ms) as usize);
+        let events = (0..(before + 1).max(all)).map(|_| run()).collect::<Result<Vec<_>>>()?;
+        stream.synchronize()?;
+        let ms = events[before..].iter().map(|(start, end)| Ok(f64::from(start.elapsed_ms(end)?)));
+        Samples::new(ms.collect::<Result<_>>()?)
     }
 
     /// Times what `work` starts on the stream that it is given: launches and copies alone, since it is recorded once and

@@ -367,7 +367,8 @@ impl Matmul {
     }
 
     /// Starts `C <- alpha op(A) op(B) + beta C` on `stream`, with the matrices at the addresses `a`, `b` and `c`. With
-    /// `beta` 0 nothing is read from C.
+    /// `beta` 0 nothing is read from C; with another one and a C of 16 bits the library may round the product to C's format
+    /// before it adds (seen in cuBLASLt 13.1 for fp16), and a C of binary32 keeps it.
     ///
     /// It can be recorded into a graph once it has run: at the first run of an algorithm the library may load its kernel,
     /// which cannot be recorded.

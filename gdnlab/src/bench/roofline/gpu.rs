@@ -2,10 +2,18 @@
 
 use super::rows::{Bench, Quantity, Rate, Row};
 use super::{DataSheet, Products, copy_bandwidth};
-use crate::bench::Timer;
-use crate::cuda::{Matmul, Matrices, Product};
+use crate::bench::{Timer, Window};
+use crate::cuda::{Matmul, Matrices, Product, Stream};
 use crate::{Error, Result};
 use std::ops::ControlFlow;
+use std::time::Duration;
+
+/// The first products after a rest: one brings the clock up, and after 20 ms an H200 reaches its power limit.
+const BURST: Window =
+    Window { rest: Duration::from_millis(500), from: Duration::from_millis(3), until: Duration::from_millis(18) };
+/// Products of which others have run for a second.
+const SUSTAINED: Window =
+    Window { rest: Duration::ZERO, from: Duration::from_millis(1000), until: Duration::from_millis(1500) };
 
 /// Copy bandwidth of a GPU, and the rates of products of square matrices by cuBLASLt, each by the fastest of the
 /// algorithms that its heuristics propose, on normal random numbers.
@@ -27,20 +35,25 @@ impl OnGpu {
         Ok(Self { timer, size })
     }
 
-    fn matmul(&mut self, products: Products, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Rate> {
+    fn matmul(&mut self, row: &Row, products: Products, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Rate> {
         let gpu = self.timer.gpu();
         let product = Product::new(self.size, self.size, self.size, products.format());
         let matmul = Matmul::tuned_while(gpu, &product, go_on)?;
         let matrices = Matrices::random(gpu, &product)?;
+        let (window, when) = match row.quantity {
+            Quantity::Sustained(_) => (&SUSTAINED, "after a second of them"),
+            _ => (&BURST, "the first after a rest"),
+        };
         // SAFETY: the matrices are the product's, and live longer than the graph that is recorded and replayed here.
-        let samples = self.timer.time(|stream| unsafe { matrices.run_on(stream, &matmul) }, go_on)?;
+        let work = |stream: &Stream| unsafe { matrices.run_on(stream, &matmul) };
+        let samples = self.timer.time_back_to_back(work, window, go_on)?;
         Ok(Rate {
             value: product.flop() / samples.median() / 1e9,
             theoretical: DataSheet::of(&gpu.name).and_then(|sheet| sheet.matmul_tflop_s(products)),
             with: format!(
-                "cuBLASLt {}, {}, the fastest of {} algorithms",
+                "cuBLASLt {}, {}, the fastest of {} algorithms, {when}",
                 matmul.library_version(),
-                Row { quantity: Quantity::Matmul(products), size: Some(self.size) }.sizes().unwrap_or_default(),
+                row.sizes().unwrap_or_default(),
                 matmul.candidates()
             ),
         })
@@ -52,12 +65,13 @@ impl Bench for OnGpu {
         let copy = Row { quantity: Quantity::Copy, size: None };
         let ridge = Row { quantity: Quantity::Ridge(Products::Bf16), size: None };
         let matmul = |products| Row { quantity: Quantity::Matmul(products), size: Some(self.size) };
-        std::iter::once(copy).chain(Products::ALL.map(matmul)).chain([ridge]).collect()
+        let sustained = Row { quantity: Quantity::Sustained(Products::Bf16), size: Some(self.size) };
+        std::iter::once(copy).chain(Products::ALL.map(matmul)).chain([sustained, ridge]).collect()
     }
 
     fn measure(&mut self, row: &Row, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Rate> {
         match row.quantity {
-            Quantity::Matmul(products) => self.matmul(products, go_on),
+            Quantity::Matmul(products) | Quantity::Sustained(products) => self.matmul(row, products, go_on),
             Quantity::Copy => {
                 let copy = copy_bandwidth(&mut self.timer, go_on)?;
                 Ok(Rate {
@@ -83,8 +97,8 @@ mod tests {
         let timer = Timer::new(Gpu::shared().unwrap(), Budget::default()).unwrap();
         let mut bench = OnGpu::new(timer, OnGpu::SIZE).unwrap();
         let rows = bench.rows();
-        assert_eq!(rows.len(), 7);
-        for row in &rows[..6] {
+        assert_eq!(rows.len(), 8);
+        for row in &rows[..7] {
             let rate = bench.measure(row, &mut || ControlFlow::Continue(())).unwrap();
             let part = rate.theoretical.map(|theoretical| rate.value / theoretical);
             println!("{row}: {:.1} {}, {part:?} of the data sheet, {}", rate.value, row.quantity.unit(), rate.with);

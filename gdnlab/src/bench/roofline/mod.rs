@@ -1,6 +1,11 @@
 //! What the hardware reaches: the copy bandwidth and the rates of large products, measured, beside what the vendor says,
 //! and the ridge point between the two.
 //!
+//! Products heat a GPU up to its power limit, which lowers its clock within some tens of milliseconds: an H200 multiplies
+//! bf16 matrices at 787 TFLOP/s for 20 ms and at 670 from then on. The rate of the first products is what data sheets and
+//! other people's tables mean, and all shares here are of it; the sustained one, which a training step has to live on, is
+//! measured beside it for bf16.
+//!
 //! [`run`] measures them for [`OnGpu`] or [`OnCpu`], one record each, and leaves out what is recorded already. Floors are
 //! held against [`Ceilings`]: the copy bandwidth of the same run, and products from a record or from a data sheet, which
 //! is said.
@@ -69,6 +74,17 @@ impl Products {
             Self::Tf32 => Format::Tf32,
             Self::Fp32 => Format::F32,
             Self::Fp64 => Format::F64,
+        }
+    }
+
+    /// The name of the sustained rate in records.
+    pub fn sustained(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16_matmul_sustained",
+            Self::Fp16 => "fp16_matmul_sustained",
+            Self::Tf32 => "tf32_matmul_sustained",
+            Self::Fp32 => "fp32_matmul_sustained",
+            Self::Fp64 => "fp64_matmul_sustained",
         }
     }
 

@@ -18,11 +18,11 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let machine = self.machine.gpu.as_deref().or(self.machine.cpu.as_deref()).unwrap_or("this machine");
         writeln!(f, "{machine}")?;
-        writeln!(f, "{:<15} {:>18} {:>12} {:>9}  measured with", "quantity", "measured", "theoretical", "fraction")?;
+        writeln!(f, "{:<21} {:>18} {:>12} {:>9}  measured with", "quantity", "measured", "theoretical", "fraction")?;
         for (row, outcome) in &self.finished.rows {
             let name = row.quantity.name();
             match (outcome, outcome.record().zip(outcome.roofline())) {
-                (Outcome::Failed(why), _) => writeln!(f, "{name:<15} {:>18}  {why}", "failed")?,
+                (Outcome::Failed(why), _) => writeln!(f, "{name:<21} {:>18}  {why}", "failed")?,
                 (_, None) => {}
                 (outcome, Some((record, roofline))) => {
                     let theoretical = roofline.theoretical.map_or("-".to_owned(), number);
@@ -30,7 +30,7 @@ impl fmt::Display for Report<'_> {
                     let fraction = fraction.map_or("-".to_owned(), |part| format!("{:.1} %", 100.0 * part));
                     let with = record.workload.kernel.as_deref().unwrap_or_default();
                     let measured = format!("{} {:<9}", number(roofline.value), roofline.unit);
-                    write!(f, "{name:<15} {measured:>18} {theoretical:>12} {fraction:>9}  {with}")?;
+                    write!(f, "{name:<21} {measured:>18} {theoretical:>12} {fraction:>9}  {with}")?;
                     match outcome {
                         Outcome::Recorded(record) => {
                             writeln!(f, " (recorded at {})", record.environment.utc.as_deref().unwrap_or_default())?;

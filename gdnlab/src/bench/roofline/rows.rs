@@ -12,8 +12,10 @@ use std::ops::ControlFlow;
 pub enum Quantity {
     /// Bytes that a large copy reads and writes, per second.
     Copy,
-    /// Rate of a large square product.
+    /// Rate of a large square product, of the first ones after a rest.
     Matmul(Products),
+    /// The same while products have been running for a while, and the clock is what the power limit leaves of it.
+    Sustained(Products),
     /// The rate of these products over the copy bandwidth: the arithmetic intensity from which on they, and not the
     /// memory, take the time.
     Ridge(Products),
@@ -25,6 +27,7 @@ impl Quantity {
         match self {
             Self::Copy => COPY_BANDWIDTH,
             Self::Matmul(products) => products.quantity(),
+            Self::Sustained(products) => products.sustained(),
             Self::Ridge(_) => RIDGE_POINT,
         }
     }
@@ -33,7 +36,7 @@ impl Quantity {
     pub fn unit(self) -> &'static str {
         match self {
             Self::Copy => "GB/s",
-            Self::Matmul(_) => TFLOP_S,
+            Self::Matmul(_) | Self::Sustained(_) => TFLOP_S,
             Self::Ridge(_) => "FLOP/byte",
         }
     }

@@ -17,7 +17,8 @@ const MAX_SIZE: usize = 1 << 20;
 /// Measure what this machine allows: the copy bandwidth, the rates of large products, and the ridge point between them.
 ///
 /// On a GPU the products are 8192 x 8192 x 8192 in bf16, fp16, TF32, IEEE binary32 and binary64, by the fastest algorithm
-/// of cuBLASLt, and the copy reads and writes 2 GB, by the driver or by a kernel. Without a GPU the CPU's GEMM library and
+/// of cuBLASLt, the first ones after a rest; bf16 also after a second of them, when the power limit has lowered the clock.
+/// The copy reads and writes 2 GB, by the driver or by a kernel. Without a GPU the CPU's GEMM library and
 /// its memory are measured, on all threads. Beside each value stands what the vendor says, where that is known. A time is
 /// a median. Rows that are recorded in `data/` for this commit and this card are not measured again, unless the code was
 /// changed since the commit. Ctrl-C ends early and keeps what was measured.
@@ -31,7 +32,8 @@ pub struct Args {
     /// Rows and columns of the matrices. Without it, 8192 on a GPU and 2048 on a CPU.
     #[arg(long, value_name = "N")]
     size: Option<usize>,
-    /// Exactly so many samples of each. Without it, as many as there is time for.
+    /// Exactly so many samples of what is timed run by run: the copy, and everything on a CPU. Without it, as many as there is
+    /// time for.
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
     /// Measure the CPU, also where there is a GPU.
