@@ -45,6 +45,17 @@ pub(super) const CUBLASLT: Wanted = Wanted {
     oldest: 12,
 };
 
+/// NVIDIA's library of operations on tensors. That of version 9 is the first that loads its parts when they are needed.
+pub(super) const CUDNN: Wanted = Wanted {
+    missing: "attention by cuDNN needs that library, which was not found",
+    remedy: "`pip install nvidia-cudnn-cu13` (370 MB; nvidia-cudnn-cu12 for CUDA 12), or set GDNLAB_CUDNN to the library or \
+             its folder",
+    variable: "GDNLAB_CUDNN",
+    files: &["libcudnn.so.9", "libcudnn.so"],
+    in_packages: &["nvidia/cudnn/lib"],
+    oldest: 9,
+};
+
 impl Wanted {
     /// The first of: what the variable names (file or folder), `LD_LIBRARY_PATH`, the loader's cache, a CUDA toolkit
     /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`), this checkout's `.tools/nvrtc`, and the packages of the Python
@@ -244,6 +255,9 @@ mod tests {
         let thirteen = touch(packages.path(), "nvidia/cu13/lib/libcublasLt.so.13");
         assert_eq!(CUBLASLT.in_python(packages.path()), Some(thirteen));
         assert_eq!(NVRTC.in_python(packages.path()), Some(nvrtc));
+        assert_eq!(CUDNN.in_python(packages.path()), None);
+        let nine = touch(packages.path(), "nvidia/cudnn/lib/libcudnn.so.9");
+        assert_eq!(CUDNN.in_python(packages.path()), Some(nine));
         let old = touch(packages.path(), "libcublasLt.so.11.5.1");
         std::os::unix::fs::symlink(old, packages.path().join("libcublasLt.so")).unwrap();
         assert_eq!(CUBLASLT.in_folder(packages.path()), None);

@@ -40,6 +40,7 @@
 //! | `GDNLAB_GPU` | which GPU, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible; 0 without it |
 //! | `GDNLAB_NVRTC` | the library `libnvrtc.so.13` or its folder; see [`Compiler::find`] for where it is looked for otherwise |
 //! | `GDNLAB_CUBLAS` | the library `libcublasLt.so.13` or its folder; looked for in the same places otherwise |
+//! | `GDNLAB_CUDNN` | the library `libcudnn.so.9` or its folder, with which attention is compared; the same places otherwise |
 //! | `GDNLAB_CACHE` | folder of the compiled kernels; `~/.cache/gdnlab/kernels` without it. At most 256 MiB |
 //! | `GDNLAB_KERNELS` | folder whose `.cu` and `.cuh` files are used instead of the embedded ones |
 
@@ -53,6 +54,8 @@ mod cache;
 pub mod chunk;
 mod copy;
 mod cubin;
+mod cudnn_graph;
+mod cudnn_raw;
 pub mod decode;
 mod gpu;
 mod launch;
@@ -77,7 +80,7 @@ pub use gpu::Gpu;
 pub use launch::{Grid, Limits};
 pub use locate::Compiler;
 pub use module::{Function, Module};
-pub use profile::{KernelTime, kernel_times};
+pub use profile::{KernelSum, KernelTime, kernel_times};
 pub use raw::TensorMap;
 pub use recurrent::Recurrent;
 pub use report::{FunctionReport, Report, Spills};
@@ -102,6 +105,7 @@ pub fn operators() -> &'static [Operator] {
         chunk::OPERATOR,
         copy::OPERATOR,
         attention::OPERATOR,
+        attention::math::OPERATOR,
         layers::adamw::OPERATOR,
         layers::cross_entropy::OPERATOR,
         layers::embedding::OPERATOR,

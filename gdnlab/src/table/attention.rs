@@ -60,9 +60,9 @@ impl Timed {
 }
 
 /// Times of attention: those of others in the folder `published`, below them those of `records`, each once (the newest).
-/// The columns machine, kernel (ours begin with `gdnlab`), pass (fwd or bwd), B, T, H, d and ms; TFLOP_per_s, with the FLOPs of the visible scores as
-/// [`Call`] counts them; reached_pct, the same over the rate of bf16 products of the machine in `rooflines`, empty where
-/// that has none.
+/// The columns machine, kernel (ours begin with `gdnlab`; `cuDNN` is the library as we call it), pass (fwd or bwd), B, T, H,
+/// d and ms; TFLOP_per_s, with the FLOPs of the visible scores as [`Call`] counts them; reached_pct, the same over the rate of
+/// bf16 products of the machine in `rooflines`, empty where that has none.
 ///
 /// # Errors
 /// As [`read_csv`], and [`Error::Input`] for a record without its sizes.
@@ -125,7 +125,7 @@ fn newest(records: &[Record]) -> Result<Vec<Timed>> {
         let Measurement::Attention(timing) = &record.measurement else { continue };
         let timed = Timed {
             machine: machine_name(&record.environment.machine),
-            kernel: format!("{OURS} {}", record.workload.kernel.as_deref().unwrap_or("unnamed")),
+            kernel: name(record.workload.kernel.as_deref().unwrap_or("unnamed")),
             backward: record.workload.pass == Some(Pass::Bwd),
             call: call_of(&record.workload)?,
             ms: timing.latency_ms,
@@ -138,6 +138,11 @@ fn newest(records: &[Record]) -> Result<Vec<Timed>> {
         }
     }
     Ok(newest.into_iter().map(|(timed, _)| timed).collect())
+}
+
+/// `gdnlab flash` for a kernel of ours, `cuDNN 9.19.0` for the library that we timed.
+fn name(kernel: &str) -> String {
+    kernel.strip_prefix("cudnn-").map_or_else(|| format!("{OURS} {kernel}"), |version| format!("cuDNN {version}"))
 }
 
 fn call_of(workload: &Workload) -> Result<Call> {

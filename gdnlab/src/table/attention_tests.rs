@@ -65,6 +65,12 @@ fn a_row_for_each_backend_and_a_column_for_each_number_of_heads() {
 }
 
 #[test]
+fn a_library_that_we_timed_is_not_ours() {
+    let records = ["math", "cudnn-9.19.0"].map(|kernel| record("2026-11-02T00:00:00Z", kernel, Pass::Fwd, 8, 0.2));
+    assert_eq!(texts(&table(&records), "kernel").unwrap()[21..], ["gdnlab math", "cuDNN 9.19.0"]);
+}
+
+#[test]
 fn a_record_without_its_sizes_is_refused() {
     let mut sizeless = record("2026-11-02T00:00:00Z", "flash", Pass::Fwd, 8, 0.2);
     sizeless.workload.value_heads = None;

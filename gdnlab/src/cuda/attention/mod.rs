@@ -16,13 +16,19 @@
 //! named `*_hopper` use ([`Path`]).
 //!
 //! Two runs give the same bits: no sum is taken with atomics.
+//!
+//! Two others are there to compare with: [`MathAttention`], which stores the scores, and [`CudnnAttention`], NVIDIA's library.
 
+mod cudnn;
 mod heads;
 mod hopper;
+pub(in crate::cuda) mod math;
 mod plan;
 mod setup;
 
+pub use cudnn::CudnnAttention;
 pub use heads::{Heads, Rows};
+pub use math::MathAttention;
 pub use plan::{Attention, Path};
 pub use setup::{Backward, Forward, HEAD_DIMS, Setup};
 

@@ -84,6 +84,11 @@ impl Setup {
         Heads::of(buffer, 0, self.heads * self.head_dim, self.head_dim)
     }
 
+    /// `buffer` as a tensor `[H, B, T, d]` without gaps.
+    pub fn heads_first(&self, buffer: &Buffer<bf16>) -> Heads {
+        Heads::of(buffer, 0, self.head_dim, self.batch * self.tokens * self.head_dim)
+    }
+
     /// q, k and v in a buffer `[B, T, 3, H, d]`, such as one projection for all three gives.
     pub fn fused(&self, qkv: &Buffer<bf16>) -> [Heads; 3] {
         let width = self.heads * self.head_dim;

@@ -1,27 +1,28 @@
 //! Causal attention on a GPU: each backend checked against float64, then timed.
 
+mod backend;
+mod loaded;
+
 pub use super::gdn::Outcome;
+pub use backend::{Absent, Backend};
+
 use super::{Ceilings, Samples, Timer};
-use crate::compare::compare;
 use crate::cost::Cost;
 use crate::cost::attention::Call;
-use crate::cuda::attention::{Attention, Backward, Forward, Heads, Path, Rows, Setup};
-use crate::cuda::{Buffer, Gpu, Stream};
-use crate::inputs::Draw;
+use crate::cuda::attention::Setup;
+use crate::cuda::{Gpu, Stream};
 use crate::numerics::Step;
 use crate::precision::Format;
-use crate::problem::{Shape, Tensor};
-use crate::record::{Environment, Measurement, Pass, Record, Workload};
-use crate::reference::attention::Attention as Reference;
+use crate::problem::Shape;
+use crate::record::{Environment, Measurement, Pass, Record, Timing, Workload};
 use crate::{Error, Result};
 use half::bf16;
+use loaded::{Loaded, check};
 use std::fmt;
 use std::ops::ControlFlow;
 
 /// Seed of the inputs.
 pub const SEED: u64 = 1;
-/// Largest `rel_rms` of a right result: P, dS, o and the o in `do . o` are rounded to bf16, 1.7e-3 of RMS each time.
-const REL_RMS: f64 = 4e-3;
 /// Tokens of the small problem that is checked before a case is timed, with a tile that is not full.
 const CHECKED_TOKENS: usize = 200;
 
@@ -86,7 +87,7 @@ impl Case {
         if self.pass == Pass::Bwd { self.call().backward() } else { self.call().forward() }
     }
 
-    fn workload(&self, backend: Backend) -> Workload {
+    fn workload(&self, kernel: &str) -> Workload {
         let shape = Shape {
             batch: self.batch,
             tokens: self.tokens,
@@ -96,36 +97,7 @@ impl Case {
             value_dim: self.head_dim,
         };
         let workload = Workload { op: Some("attention".to_owned()), ..Workload::new(crate::problem::Op::Gdn, &shape) };
-        workload.kernel(backend.name(), "bf16").inputs("gaussian", SEED).pass(self.pass)
-    }
-}
-
-/// An implementation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// Ours, the fastest path of the GPU at hand.
-    Flash,
-    /// Ours, the path that every GPU from sm_80 on has.
-    FlashPortable,
-}
-
-impl Backend {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Flash, Self::FlashPortable];
-
-    /// Name in records and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Flash => "flash",
-            Self::FlashPortable => "flash-portable",
-        }
-    }
-
-    fn plan(self, gpu: &Gpu, setup: Setup) -> Result<Attention> {
-        match self {
-            Self::Flash => Attention::new(gpu, setup),
-            Self::FlashPortable => Attention::with_path(gpu, setup, Path::Portable),
-        }
+        workload.kernel(kernel, "bf16").inputs("gaussian", SEED).pass(self.pass)
     }
 }
 
@@ -136,6 +108,8 @@ pub struct Row {
     pub case: Case,
     /// The backend.
     pub backend: Backend,
+    /// Its name in records.
+    pub kernel: String,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -145,15 +119,17 @@ pub struct Row {
 pub struct Finished {
     /// In the order of the cases.
     pub rows: Vec<Row>,
+    /// Backends that this machine does not have, which have no rows.
+    pub absent: Vec<Absent>,
     /// Whether it was stopped before the end.
     pub stopped: bool,
 }
 
 /// Lets every backend run every case. `watch` is told what comes next, and is asked between samples too; where it breaks,
-/// what was measured so far is returned.
+/// what was measured so far is returned. A backend whose library is missing is told and left out.
 ///
 /// # Errors
-/// [`Error::Gpu`] where there is no memory for the inputs.
+/// None of a backend's: those are in the rows.
 pub fn run(
     cases: &[Case],
     backends: &[Backend],
@@ -162,9 +138,17 @@ pub fn run(
 ) -> Result<Finished> {
     let mut finished = Finished::default();
     let mut known: Vec<(Case, Backend, Option<String>)> = Vec::new();
-    let total = cases.len() * backends.len();
+    let mut present = Vec::new();
+    for &backend in backends {
+        match backend.kernel(timer.gpu()) {
+            Ok(kernel) => present.push((backend, kernel)),
+            Err(error) => finished.absent.push(Absent::new(backend, error)),
+        }
+    }
+    let total = cases.len() * present.len();
     for &case in cases {
-        for &backend in backends {
+        for (backend, kernel) in &present {
+            let (backend, kernel) = (*backend, kernel.clone());
             let step = Step { done: finished.rows.len(), total, name: format!("{} {case}", backend.name()) };
             let mut go_on = || watch(&step);
             if go_on().is_break() {
@@ -181,7 +165,7 @@ pub fn run(
                 Err(Error::Stopped) => return Ok(Finished { stopped: true, ..finished }),
                 Err(error) => Outcome::Failed(error.to_string()),
             };
-            finished.rows.push(Row { case, backend, outcome });
+            finished.rows.push(Row { case, backend, kernel, outcome });
         }
     }
     Ok(finished)
@@ -202,41 +186,6 @@ fn verdict(
     Ok(verdict)
 }
 
-fn check(case: Case, backend: Backend, gpu: &'static Gpu) -> Result<Option<String>> {
-    let loaded = Loaded::new(case, backend, gpu)?;
-    // SAFETY: this is the stream in whose order memory is freed, and the downloads wait for it.
-    unsafe { loaded.forward(gpu.stream())? };
-    if case.pass == Pass::Bwd {
-        // SAFETY: as above.
-        unsafe { loaded.backward(gpu.stream())? };
-    }
-    let [q, k, v, d_o] = loaded.inputs.each_ref();
-    let reference = Reference { q, k, v, scale: f64::from(case.setup().scale), cu_seqlens: None };
-    let outputs = reference.forward()?;
-    let mut wrong = Vec::new();
-    let mut judge = |name: &str, found: &Buffer<bf16>, truth: &Tensor| -> Result<()> {
-        let values = gpu.download(found)?.into_iter().map(bf16::to_f64).collect();
-        let comparison = compare(name, &Tensor::new(&truth.dims, values)?, truth)?;
-        if comparison.nonfinite > 0 || comparison.rel_rms > REL_RMS {
-            let (error, lost) = (comparison.rel_rms, comparison.nonfinite);
-            wrong.push(format!("{name}: rel_rms {error:.2e}, {lost} not finite, expected {REL_RMS:.0e} at the most"));
-        }
-        Ok(())
-    };
-    judge("o", &loaded.o, &outputs.o)?;
-    if case.pass == Pass::Bwd {
-        let grads = reference.backward(d_o)?;
-        for (name, found, truth) in [
-            ("dq", &loaded.grads[0], &grads.dq),
-            ("dk", &loaded.grads[1], &grads.dk),
-            ("dv", &loaded.grads[2], &grads.dv),
-        ] {
-            judge(name, found, truth)?;
-        }
-    }
-    Ok((!wrong.is_empty()).then(|| format!("on {case}: {}", wrong.join("; "))))
-}
-
 fn time(
     case: Case,
     backend: Backend,
@@ -245,87 +194,17 @@ fn time(
 ) -> Result<Samples> {
     let gpu = timer.gpu();
     let loaded = Loaded::new(case, backend, gpu)?;
-    // SAFETY: this is the stream in whose order memory is freed; the backward needs what the forward left.
-    unsafe { loaded.forward(gpu.stream())? };
-    gpu.stream().synchronize()?;
     let work = |stream: &Stream| {
-        // SAFETY: the graph lives as long as the call of the timer, and its replays run on the stream of the GPU.
+        // SAFETY: the graph lives as long as the call of the timer, and its replays run on the stream of the GPU, as does
+        // what is started without it.
         unsafe { if case.pass == Pass::Bwd { loaded.backward(stream) } else { loaded.forward(stream) } }
     };
+    // SAFETY: this is the stream in whose order memory is freed; the backward needs what the forward left.
+    unsafe { loaded.forward(gpu.stream())? };
+    // At its first run a library may load kernels, which cannot be recorded.
+    work(gpu.stream())?;
+    gpu.stream().synchronize()?;
     timer.time(work, go_on)
-}
-
-/// A case in the memory of the GPU. All sequences have the same values.
-struct Loaded {
-    plan: Attention,
-    setup: Setup,
-    /// q, k, v and do of all sequences.
-    inputs: [Tensor; 4],
-    on_gpu: [Buffer<bf16>; 4],
-    o: Buffer<bf16>,
-    grads: [Buffer<bf16>; 3],
-    lse: Buffer<f32>,
-    delta: Buffer<f32>,
-}
-
-impl Loaded {
-    fn new(case: Case, backend: Backend, gpu: &'static Gpu) -> Result<Self> {
-        let setup = case.setup();
-        let plan = backend.plan(gpu, setup)?;
-        let one = [1, case.tokens, case.heads, case.head_dim];
-        let draw = Draw::new(SEED);
-        let inputs = ["q", "k", "v", "do"].map(|name| {
-            let mut tensor = draw.normal(name, &one);
-            tensor.data.iter_mut().for_each(|x| *x = Format::Bf16.round(*x));
-            tensor.data = tensor.data.repeat(case.batch);
-            tensor.dims[0] = case.batch;
-            tensor
-        });
-        let upload = |tensor: &Tensor| {
-            let values: Vec<bf16> = tensor.data.iter().map(|&x| bf16::from_f64(x)).collect();
-            gpu.upload(&values)
-        };
-        let [q, k, v, d_o] = inputs.each_ref().map(upload);
-        let nan = |length: usize| {
-            let mut buffer = gpu.alloc(length)?;
-            gpu.stream().fill_bytes(&mut buffer, 0xff)?;
-            Ok::<Buffer<bf16>, Error>(buffer)
-        };
-        let length = setup.elements();
-        Ok(Self {
-            plan,
-            setup,
-            on_gpu: [q?, k?, v?, d_o?],
-            inputs,
-            o: nan(length)?,
-            grads: [nan(length)?, nan(length)?, nan(length)?],
-            lse: gpu.alloc(setup.rows())?,
-            delta: gpu.alloc(setup.rows())?,
-        })
-    }
-
-    fn whole(&self, buffer: &Buffer<bf16>) -> Heads {
-        self.setup.whole(buffer)
-    }
-
-    /// # Safety
-    /// As for [`Attention::forward`].
-    unsafe fn forward(&self, stream: &Stream) -> Result<()> {
-        let [q, k, v, _] = self.on_gpu.each_ref().map(|buffer| self.whole(buffer));
-        let call = Forward { q, k, v, o: self.whole(&self.o), lse: Rows::of(&self.lse) };
-        // SAFETY: the promise of the caller.
-        unsafe { self.plan.forward(stream, &call) }
-    }
-
-    /// # Safety
-    /// As for [`Attention::backward`].
-    unsafe fn backward(&self, stream: &Stream) -> Result<()> {
-        let [q, k, v, d_o] = self.on_gpu.each_ref().map(|buffer| self.whole(buffer));
-        let [dq, dk, dv] = self.grads.each_ref().map(|buffer| self.whole(buffer));
-        let (o, lse, delta) = (self.whole(&self.o), Rows::of(&self.lse), Rows::of(&self.delta));
-        // SAFETY: the promise of the caller.
-        unsafe { self.plan.backward(stream, &Backward { q, k, v, o, lse, d_o, delta, dq, dk, dv }) }
-    }
 }
 
 impl Row {
@@ -335,7 +214,9 @@ impl Row {
         let (rates, floor_basis) = ceilings.rates(Format::Bf16);
         let cost = self.case.cost();
         let timing = samples.timing(&cost, cost.floor_ms(&rates), floor_basis);
-        Some(Record::new(environment, &self.case.workload(self.backend), Measurement::Attention(timing)))
+        let gb_s = timing.gb_s.filter(|_| self.backend.moves_the_least());
+        let timing = Timing { gb_s, ..timing };
+        Some(Record::new(environment, &self.case.workload(&self.kernel), Measurement::Attention(timing)))
     }
 }
 
@@ -357,7 +238,7 @@ impl fmt::Display for Report<'_> {
             "case", "backend", "ms", "p20", "p80", "TFLOP/s", "/floor"
         )?;
         for row in &self.finished.rows {
-            write!(f, "{:<32} {:<15} ", row.case.to_string(), row.backend.name())?;
+            write!(f, "{:<32} {:<15} ", row.case.to_string(), row.kernel)?;
             match &row.outcome {
                 Outcome::Timed(samples) => {
                     let (cost, ms) = (row.case.cost(), samples.median());
@@ -374,6 +255,7 @@ impl fmt::Display for Report<'_> {
                 Outcome::Failed(why) => writeln!(f, "failed: {why}")?,
             }
         }
+        self.finished.absent.iter().try_for_each(|absent| writeln!(f, "{absent}"))?;
         if self.finished.stopped { writeln!(f, "stopped before the end") } else { Ok(()) }
     }
 }
@@ -393,12 +275,18 @@ mod tests {
     #[test]
     fn a_record_says_what_ran() {
         let case = Case::day2()[1];
-        let workload = case.workload(Backend::FlashPortable);
+        let workload = case.workload("flash-portable");
         assert_eq!(workload.op.as_deref(), Some("attention"));
         assert_eq!((workload.kernel.as_deref(), workload.pass), (Some("flash-portable"), Some(Pass::Bwd)));
         assert_eq!(
             (workload.batch, workload.tokens, workload.value_heads, workload.value_dim),
             (Some(32), Some(1024), Some(8), Some(64))
         );
+    }
+
+    #[test]
+    fn a_missing_library_is_a_line_of_the_report() {
+        let absent = Absent::new(Backend::Cudnn, Error::gpu("the library was not found: install it"));
+        assert_eq!(absent.to_string(), "cudnn: not present: the library was not found: install it");
     }
 }
