@@ -1,8 +1,8 @@
 // Causal softmax attention, backward, on Hopper: dq, dk and dv as in attention_backward.cu, by the products of a warpgroup.
 //
-// A warpgroup takes 64 queries for dq, or 64 keys for dk and dv, and walks by 64 over what they meet. The rows of the other
-// side come by the bulk copy engine, through stages; the warp that is the last to be done with a stage has it filled for a
-// later turn. Accumulators are left operands as they are, so P and dS never pass through shared memory.
+// A block is a warpgroup. It takes 64 queries for dq, or 64 keys for dk and dv, and walks by 64 over what they meet. The rows
+// of the other side come by the bulk copy engine, through stages; the warp that is the last to be done with a stage has it
+// filled for a later turn. Accumulators are left operands as they are, so P and dS never pass through shared memory.
 #include "attention_hopper.cuh"
 
 struct AttentionBackwardHopperParams {
@@ -10,9 +10,7 @@ struct AttentionBackwardHopperParams {
     AttentionParams attention;
 };
 
-constexpr int WARPGROUP = 128; // threads
-// Two warpgroups share the keys and values that pass, where registers suffice for two such blocks.
-constexpr int Q_THREADS = HEAD_DIM == 64 ? 2 * WARPGROUP : WARPGROUP, K_THREADS = WARPGROUP;
+constexpr int WARPGROUP = 128; // threads of a block
 
 #if HOPPER
 constexpr int STEP = 64; // rows of a warpgroup, and of a turn
@@ -20,14 +18,13 @@ constexpr u32 TILE_BYTES = STEP * ROW_BYTES;
 typedef float Scores[STEP / 8][4];
 
 // Shared memory of a block: rows of two tensors that stay, stages of rows of two tensors that pass, and what keeps order.
-template <int Threads, int Stages> struct Shared {
-    static constexpr int ROWS = Threads / WARPGROUP * STEP;
-    u8 own[2][ROWS * ROW_BYTES];
+template <int Stages> struct Shared {
+    u8 own[2][TILE_BYTES];
     u8 passing[Stages][2][TILE_BYTES];
     Barrier own_filled, filled[Stages];
     u32 done[Stages];                   // warps that are done with a turn
     float lse[2][STEP], delta[2][STEP]; // for dk and dv: of the queries of a turn, and of the next
-    static_assert(Threads / 32 * 16 * PITCH * 2 <= 2 * ROWS * ROW_BYTES, "results pass through the rows that stay");
+    static_assert(STEP * PITCH * 2 <= 2 * TILE_BYTES, "results pass through the rows that stay");
 };
 
 // Two tensors whose rows belong together.
@@ -36,24 +33,23 @@ struct Pair {
 };
 
 // Starts the copy of rows of both. By one thread.
-template <int Rows>
-__device__ __forceinline__ void copy_pair(u8 (&to)[2][Rows * ROW_BYTES], const Pair& from, const Work& work, int token,
+__device__ __forceinline__ void copy_pair(u8 (&to)[2][TILE_BYTES], const Pair& from, const Work& work, int token,
                                           Barrier* barrier) {
-    barrier_expect(barrier, 2 * Rows * ROW_BYTES);
-    copy_rows<Rows>(shared_address(to[0]), from.first, work, token, barrier);
-    copy_rows<Rows>(shared_address(to[1]), from.second, work, token, barrier);
+    barrier_expect(barrier, 2 * TILE_BYTES);
+    copy_rows<STEP>(shared_address(to[0]), from.first, work, token, barrier);
+    copy_rows<STEP>(shared_address(to[1]), from.second, work, token, barrier);
 }
 
 // A block's walk over the turns from `begin` to `end`.
-template <int Threads, int Stages> struct Walk {
-    Shared<Threads, Stages>* shared;
+template <int Stages> struct Walk {
+    Shared<Stages>* shared;
     const Pair passing;
     const Work work;
     int begin, end;
 
     __device__ __forceinline__ int stage(int turn) const { return (turn - begin) % Stages; }
     __device__ __forceinline__ void fill(int turn) const {
-        if (turn < end) copy_pair<STEP>(shared->passing[stage(turn)], passing, work, turn * STEP, shared->filled + stage(turn));
+        if (turn < end) copy_pair(shared->passing[stage(turn)], passing, work, turn * STEP, shared->filled + stage(turn));
     }
     // Starts the copies of what stays and of the first turns. A barrier of the block comes next.
     __device__ __forceinline__ void start(const Pair& own) const {
@@ -63,8 +59,7 @@ template <int Threads, int Stages> struct Walk {
             barrier_init(shared->filled + i);
             shared->done[i] = 0;
         }
-        constexpr int ROWS = Shared<Threads, Stages>::ROWS;
-        copy_pair<ROWS>(shared->own, own, work, work.tile * ROWS, &shared->own_filled);
+        copy_pair(shared->own, own, work, work.tile * STEP, &shared->own_filled);
         for (int i = 0; i < Stages; ++i) fill(begin + i);
     }
     __device__ __forceinline__ void wait(int turn) const {
@@ -72,26 +67,26 @@ template <int Threads, int Stages> struct Walk {
     }
     // By every warp, when it is done with a turn.
     __device__ __forceinline__ void release(int turn) const {
-        if (threadIdx.x % 32 == 0 && is_last<Threads / 32>(shared->done + stage(turn))) fill(turn + Stages);
+        if (threadIdx.x % 32 == 0 && is_last<WARPGROUP / 32>(shared->done + stage(turn))) fill(turn + Stages);
         __syncwarp();
     }
 };
 #endif
 
-extern "C" __global__ void __launch_bounds__(Q_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(WARPGROUP, 2)
     attention_backward_queries_hopper(const __grid_constant__ AttentionBackwardHopperParams params) {
 #if HOPPER
-    typedef Shared<Q_THREADS, HEAD_DIM == 64 ? 3 : 2> Memory;
+    constexpr int STAGES = HEAD_DIM == 64 ? 3 : 2;
+    typedef Shared<STAGES> Memory;
     extern __shared__ __align__(1024) u8 memory[];
     Memory* const shared = (Memory*)memory;
     const AttentionParams& p = params.attention;
-    const Work work = work_of_block(p, (p.tokens + Memory::ROWS - 1) / Memory::ROWS, true);
-    const int turns = (min((work.tile + 1) * Memory::ROWS, p.tokens) + STEP - 1) / STEP;
-    const int warpgroup = threadIdx.x / WARPGROUP, diagonal = work.tile * (Memory::ROWS / STEP) + warpgroup; // turn
-    const Walk<Q_THREADS, HEAD_DIM == 64 ? 3 : 2> walk = {shared, {params.k, params.v}, work, 0, turns};
+    const Work work = work_of_block(p, (p.tokens + STEP - 1) / STEP, true);
+    const int turns = work.tile + 1;
+    const Walk<STAGES> walk = {shared, {params.k, params.v}, work, 0, turns};
     walk.start({params.q, params.d_o});
 
-    const int lane = threadIdx.x & 31, row = 16 * (threadIdx.x / 32), first = work.tile * Memory::ROWS + row; // query of the warp
+    const int lane = threadIdx.x & 31, row = 16 * (threadIdx.x / 32), first = work.tile * STEP + row; // query of the warp
     const float c = p.scale * LOG2_E;
     float shift[2], delta[2]; // of the rows `row` and `row + 8` of this lane
 #pragma unroll
@@ -105,15 +100,15 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, 2)
     __syncthreads();
     barrier_wait(&shared->own_filled, 0);
 #pragma unroll 1
-    for (int turn = 0; turn < min(turns, diagonal + 1); ++turn) {
+    for (int turn = 0; turn < turns; ++turn) {
         const u32 keys = shared_address(shared->passing[walk.stage(turn)][0]), values = keys + TILE_BYTES;
         Scores score, ds;
         walk.wait(turn);
-        start_product_nt<Memory::ROWS>(score, shared_address(shared->own[0]) + warpgroup * STEP * SPAN_BYTES, keys);
-        start_product_nt<Memory::ROWS>(ds, shared_address(shared->own[1]) + warpgroup * STEP * SPAN_BYTES, values);
+        start_product_nt<STEP>(score, shared_address(shared->own[0]), keys);
+        start_product_nt<STEP>(ds, shared_address(shared->own[1]), values);
         warpgroup_wait<1>();
         hold(score);
-        if (turn == diagonal) hide_later_keys(score, first, turn * STEP);
+        if (turn == work.tile) hide_later_keys(score, first, turn * STEP);
 #pragma unroll
         for (int n = 0; n < STEP / 8; ++n)
 #pragma unroll
@@ -148,16 +143,16 @@ template <class Memory> __device__ __forceinline__ void store_row(Memory* shared
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(K_THREADS, HEAD_DIM == 64 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(WARPGROUP, HEAD_DIM == 64 ? 3 : 2)
     attention_backward_keys_hopper(const __grid_constant__ AttentionBackwardHopperParams params) {
 #if HOPPER
-    typedef Shared<K_THREADS, 2> Memory;
+    typedef Shared<2> Memory;
     extern __shared__ __align__(1024) u8 memory[];
     Memory* const shared = (Memory*)memory;
     const AttentionParams& p = params.attention;
     const int end = (p.tokens + STEP - 1) / STEP;
     const Work work = work_of_block(p, end, false);
-    const Walk<K_THREADS, 2> walk = {shared, {params.q, params.d_o}, work, work.tile, end};
+    const Walk<2> walk = {shared, {params.q, params.d_o}, work, work.tile, end};
     walk.start({params.k, params.v});
 
     const int lane = threadIdx.x & 31, row = 16 * (threadIdx.x / 32), first = work.tile * STEP + row; // key of the warp

@@ -6,14 +6,14 @@
 
 use super::{Ceilings, Samples};
 use crate::cost::model::{Batch, Utilization, training_cost_per_token};
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, KernelSum};
 use crate::model::config::{Mixer, ModelConfig, Size};
 use crate::model::gpu::{GpuOptions, GpuTraining};
 use crate::model::text::Text;
 use crate::model::train::Settings;
 use crate::numerics::Step;
 use crate::precision::Format;
-use crate::record::{Environment, Ladder, Measurement, Record, Workload};
+use crate::record::{Environment, Ladder, Measurement, Pass, Record, StepKernel, Workload};
 use crate::{Error, Result};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -67,6 +67,8 @@ pub struct Throughput {
     pub peak_gb: f64,
     /// Loss of the last batch, in nats per token.
     pub loss: f64,
+    /// The kernels of a step, launched one by one, by name; the largest first.
+    pub kernels: Vec<KernelSum>,
 }
 
 /// What came of a model.
@@ -200,7 +202,8 @@ fn measure(
     if !loss.is_finite() {
         return Err(Error::gpu(format!("{rung}: the loss became {loss}: expected a finite number")));
     }
-    Ok(Throughput { step_ms: Samples::new(step_ms)?, peak_gb: taken as f64 / 1e9, loss })
+    let kernels = KernelSum::of(&training.kernel_times(&batches[0])?);
+    Ok(Throughput { step_ms: Samples::new(step_ms)?, peak_gb: taken as f64 / 1e9, loss, kernels })
 }
 
 impl Throughput {
@@ -236,14 +239,33 @@ impl Row {
             mfu: utilization.mfu,
             bandwidth_fraction: Some(utilization.bandwidth_fraction),
         };
-        let workload = Workload {
-            batch: Some(batch.sequences),
-            tokens: Some(batch.tokens),
-            mode: Some("bf16".to_owned()),
-            seed: Some(SEED),
-            ..Workload::default()
+        Some(Record::new(environment, &workload(batch), Measurement::Ladder(ladder)))
+    }
+
+    /// A record for each kernel of a step, the one that takes longest first; none where the model was not measured.
+    pub fn kernel_records(&self, batch: &Batch, environment: &Environment) -> Vec<Record> {
+        let Outcome::Measured(throughput) = &self.outcome else { return Vec::new() };
+        let record = |sum: &KernelSum| {
+            let workload = Workload { kernel: Some(sum.name.clone()), ..workload(batch) }.pass(Pass::Step);
+            let kernel = StepKernel {
+                mixer: self.rung.mixer.name().to_owned(),
+                size: self.rung.size.name().to_owned(),
+                launches: sum.launches,
+                latency_ms: sum.ms,
+            };
+            Record::new(environment, &workload, Measurement::Kernels(kernel))
         };
-        Some(Record::new(environment, &workload, Measurement::Ladder(ladder)))
+        throughput.kernels.iter().map(record).collect()
+    }
+}
+
+fn workload(batch: &Batch) -> Workload {
+    Workload {
+        batch: Some(batch.sequences),
+        tokens: Some(batch.tokens),
+        mode: Some("bf16".to_owned()),
+        seed: Some(SEED),
+        ..Workload::default()
     }
 }
 
@@ -302,7 +324,8 @@ mod tests {
 
     #[test]
     fn a_rate_follows_from_the_median_step() {
-        let throughput = Throughput { step_ms: Samples::new(vec![40.0, 50.0, 80.0]).unwrap(), peak_gb: 1.0, loss: 1.0 };
+        let step_ms = Samples::new(vec![40.0, 50.0, 80.0]).unwrap();
+        let throughput = Throughput { step_ms, peak_gb: 1.0, loss: 1.0, kernels: Vec::new() };
         let rate = throughput.tok_per_s(&Batch { sequences: 4, tokens: 100 });
         assert!((rate - 8000.0).abs() < 1e-9);
     }

@@ -3,6 +3,7 @@
 use super::stream::{Event, Stream};
 use crate::{Error, Result};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 /// The time that one kernel took.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +12,33 @@ pub struct KernelTime {
     pub name: String,
     /// Time in milliseconds, with the gap to the kernel before.
     pub ms: f32,
+}
+
+/// All launches of one name together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelSum {
+    /// Name of the kernel or product.
+    pub name: String,
+    /// How often it was launched.
+    pub launches: usize,
+    /// Sum of their times in milliseconds.
+    pub ms: f64,
+}
+
+impl KernelSum {
+    /// The sums of `times` by name, the largest first.
+    pub fn of(times: &[KernelTime]) -> Vec<Self> {
+        let mut sums: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
+        for time in times {
+            let (launches, ms) = sums.entry(&time.name).or_default();
+            *launches += 1;
+            *ms += f64::from(time.ms);
+        }
+        let sum = |(name, (launches, ms)): (&str, _)| Self { name: name.to_owned(), launches, ms };
+        let mut sums: Vec<Self> = sums.into_iter().map(sum).collect();
+        sums.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+        sums
+    }
 }
 
 struct Launched {

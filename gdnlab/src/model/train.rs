@@ -120,6 +120,11 @@ impl Training {
         &self.settings
     }
 
+    /// Fingerprint of the text that it began with.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.moments.steps

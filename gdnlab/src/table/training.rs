@@ -1,10 +1,11 @@
 //! Trainings on a CPU, step by step.
 
 use super::roofline::rates;
-use super::rows::median;
+use super::rows::{distinct, median};
 use crate::Result;
 use crate::cost::model::{Batch, training_cost_per_token};
 use crate::model::train::{Step, Training};
+use crate::record::{Measurement, Record, TrainingStep};
 use gdnlab_deps::polars::prelude::*;
 
 /// The products of [`crate::model`], whose rate MFU is held against.
@@ -28,6 +29,46 @@ pub fn losses(trainings: &[Trained<'_>]) -> Result<DataFrame> {
         Column::new("step".into(), rows.iter().map(|(_, step)| step.step as u32).collect::<Vec<_>>()),
         Column::new("loss".into(), rows.iter().map(|(_, step)| step.loss).collect::<Vec<_>>()),
         Column::new("validation".into(), rows.iter().map(|(_, step)| step.validation).collect::<Vec<_>>()),
+    ];
+    Ok(DataFrame::new(rows.len(), columns)?)
+}
+
+/// The same of the newest training of each mixer whose steps are among `records`, with the columns size and text, the
+/// fingerprint of what was read.
+///
+/// # Errors
+/// As [`losses`].
+pub fn recorded_losses(records: &[Record]) -> Result<DataFrame> {
+    let steps: Vec<(&Record, &TrainingStep)> = records
+        .iter()
+        .filter_map(|record| match &record.measurement {
+            Measurement::Training(step) => Some((record, step)),
+            _ => None,
+        })
+        .collect();
+    // The steps of a training follow one another; what began last is the newest.
+    let begins = |at: usize| {
+        let (before, step) = (at.checked_sub(1).map(|before| steps[before].1), steps[at].1);
+        before.is_none_or(|before| before.mixer != step.mixer || before.step >= step.step)
+    };
+    let newest = |mixer: &str| {
+        let begun = (0..steps.len()).filter(|&at| steps[at].1.mixer == mixer && begins(at));
+        let start = begun.max_by_key(|&at| steps[at].0.environment.utc.as_deref()).unwrap_or_default();
+        let end = (start + 1..steps.len()).find(|&at| begins(at)).unwrap_or(steps.len());
+        &steps[start..end]
+    };
+    let mixers = distinct(steps.iter().map(|(_, step)| step.mixer.as_str()));
+    let rows: Vec<&TrainingStep> = mixers.into_iter().flat_map(newest).map(|(_, step)| *step).collect();
+    let text = |name: &str, of: fn(&TrainingStep) -> &str| {
+        Column::new(name.into(), rows.iter().map(|step| of(step)).collect::<Vec<_>>())
+    };
+    let columns = vec![
+        text("mixer", |step| &step.mixer),
+        text("size", |step| &step.size),
+        text("text", |step| &step.text),
+        Column::new("step".into(), rows.iter().map(|step| step.step as u32).collect::<Vec<_>>()),
+        Column::new("loss".into(), rows.iter().map(|step| step.loss).collect::<Vec<_>>()),
+        Column::new("validation".into(), rows.iter().map(|step| step.validation).collect::<Vec<_>>()),
     ];
     Ok(DataFrame::new(rows.len(), columns)?)
 }

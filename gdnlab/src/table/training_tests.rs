@@ -3,6 +3,7 @@ use super::*;
 use crate::model::config::{Mixer, ModelConfig, Size};
 use crate::model::text::Text;
 use crate::model::train::{Settings, train};
+use crate::record::{Environment, Workload};
 use std::ops::ControlFlow;
 
 fn trained(mixer: Mixer) -> (Training, Vec<Step>) {
@@ -54,4 +55,35 @@ fn a_training_has_a_rate_and_where_products_are_known_an_mfu() {
     assert!((of("mfu_pct").unwrap() - 100.0 * flop_per_s / 5e9).abs() < 1e-9);
     let elsewhere = training_rates(&[(&training, &steps)], &rooflines, "elsewhere").unwrap();
     assert_eq!(numbers(&elsewhere, "mfu_pct").unwrap(), [None]);
+}
+
+#[test]
+fn of_recorded_trainings_the_newest_of_each_mixer_counts() {
+    let record = |mixer: &str, utc: &str, step: u64, loss: f64| {
+        let environment = Environment { utc: Some(utc.to_owned()), ..Environment::default() };
+        let step = TrainingStep {
+            mixer: mixer.to_owned(),
+            size: "30M".to_owned(),
+            step,
+            steps: 2,
+            text: "abc".to_owned(),
+            loss,
+            validation: (step == 2).then_some(loss),
+            rate: 1e-3,
+            gradient_norm: 1.0,
+            latency_ms: 1.0,
+        };
+        Record::new(&environment, &Workload::default(), Measurement::Training(step))
+    };
+    let records = [
+        record("gdn", "2026-11-02", 1, 6.0),
+        record("gdn", "2026-11-02", 2, 5.0),
+        record("gdn", "2026-11-01", 1, 60.0),
+        record("attn", "2026-11-03", 1, 7.0),
+    ];
+    let table = recorded_losses(&records).unwrap();
+    assert_eq!(texts(&table, "mixer").unwrap(), ["gdn", "gdn", "attn"]);
+    assert_eq!(numbers(&table, "loss").unwrap(), [6.0, 5.0, 7.0].map(Some));
+    assert_eq!(numbers(&table, "validation").unwrap(), [None, Some(5.0), None]);
+    assert_eq!(recorded_losses(&[]).unwrap().height(), 0);
 }

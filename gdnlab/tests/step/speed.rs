@@ -2,6 +2,7 @@
 
 use crate::case::{alone, gpu, small};
 use gdnlab::cost::model::{Batch, training_cost_per_token};
+use gdnlab::cuda::KernelSum;
 use gdnlab::model::adamw::Schedule;
 use gdnlab::model::config::{Mixer, ModelConfig, Size};
 use gdnlab::model::gpu::{GpuOptions, GpuTraining};
@@ -9,7 +10,6 @@ use gdnlab::model::text::Text;
 use gdnlab::model::train::Settings;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Steps before the clock starts, and steps that it counts.
@@ -36,17 +36,9 @@ fn training(config: ModelConfig, batch: Batch, tuned: bool) -> GpuTraining {
     GpuTraining::new(gpu(), config, settings, options, &Text::of_system().unwrap()).unwrap()
 }
 
-/// Milliseconds of each kernel of a step by its name, the largest sum first, with their number.
-fn by_name(training: GpuTraining, tokens: &[u32]) -> Vec<(String, usize, f32)> {
-    let mut sums: BTreeMap<String, (usize, f32)> = BTreeMap::new();
-    for time in training.kernel_times(tokens).unwrap() {
-        let (count, ms) = sums.entry(time.name).or_default();
-        *count += 1;
-        *ms += time.ms;
-    }
-    let mut sorted: Vec<_> = sums.into_iter().map(|(name, (count, ms))| (name, count, ms)).collect();
-    sorted.sort_by(|a, b| b.2.total_cmp(&a.2));
-    sorted
+/// Each kernel of a step by its name, the largest sum first.
+fn by_name(training: GpuTraining, tokens: &[u32]) -> Vec<KernelSum> {
+    KernelSum::of(&training.kernel_times(tokens).unwrap())
 }
 
 #[test]
@@ -58,13 +50,13 @@ fn every_kernel_of_a_step_is_timed() {
         let training = training(config, Batch { sequences: 2, tokens: 70 }, false);
         let tokens = random_tokens(&config, training.settings());
         let times = by_name(training, &tokens);
-        let count = |name: &str| times.iter().find(|time| time.0 == name).map_or(0, |time| time.1);
+        let count = |name: &str| times.iter().find(|sum| sum.name == name).map_or(0, |sum| sum.launches);
         // Two blocks with two norms each, and the last norm.
         assert_eq!([count("rms_norm_forward"), count("rms_norm_backward"), count("adamw")], [5, 5, 1], "{times:?}");
         // Four products of each block and the head, forward, and for both gradients.
-        let products: usize = times.iter().filter(|time| time.0.contains(" bf16")).map(|time| time.1).sum();
+        let products: usize = times.iter().filter(|sum| sum.name.contains(" bf16")).map(|sum| sum.launches).sum();
         assert_eq!(products, 3 * (4 * 2 + 1), "{times:?}");
-        assert!(times.iter().all(|time| time.2 >= 0.0));
+        assert!(times.iter().all(|sum| sum.ms >= 0.0));
     }
 }
 
@@ -106,10 +98,10 @@ fn the_ladder_is_faster_than_pytorch_on_an_h200() {
             last.loss
         );
         let times = by_name(training, &tokens);
-        let total: f32 = times.iter().map(|time| time.2).sum();
+        let total: f64 = times.iter().map(|sum| sum.ms).sum();
         println!("  {:>8.2} ms in kernels launched one by one", total);
-        for (name, count, ms) in times.iter().take(24) {
-            println!("  {ms:>8.2} ms {:>5.1} % {count:>4} x {name}", 100.0 * ms / total);
+        for KernelSum { name, launches, ms } in times.iter().take(24) {
+            println!("  {ms:>8.2} ms {:>5.1} % {launches:>4} x {name}", 100.0 * ms / total);
         }
         if let Some(pytorch) = pytorch {
             assert!(rate > pytorch, "{mixer} {size}: {rate:.0} tok/s, PyTorch {pytorch:.0}");

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 success, 1 the answer is no (outside tolerance, a notebook failed), 2 bad input.
 
+mod backends;
 mod bench;
 mod cells;
 mod checkout;
@@ -11,9 +12,11 @@ mod kernel_process;
 mod kernels;
 mod numerics;
 mod output;
+mod peers;
 mod reference;
 mod run;
 mod setup;
+mod train;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -36,7 +39,10 @@ enum Command {
     Compute(compute::Args),
     Kernels(kernels::Args),
     Numerics(numerics::Args),
+    Precision(precision::Args),
+    Backends(backends::Args),
     Bench(bench::Args),
+    Train(train::Args),
     #[command(hide = true)]
     KernelProcess(kernel_process::Args),
 }
@@ -48,7 +54,10 @@ fn main() -> ExitCode {
         Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Numerics(args) => args.run(),
+        Command::Precision(args) => args.run(),
+        Command::Backends(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Train(args) => args.run(),
         Command::Run(args) => args.run(),
         Command::Jupyter(args) => args.run(),
         Command::KernelProcess(args) => args.run(),

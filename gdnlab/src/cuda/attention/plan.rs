@@ -122,10 +122,10 @@ impl Tile {
         Self { tokens, threads, shared_bytes: 2 * rows(tokens, head_dim) + 2 * stage }
     }
 
-    /// `attention_backward_queries_hopper`: queries and do; stages of 64 keys and values.
+    /// `attention_backward_queries_hopper`: 64 queries and do; stages of as many keys and values.
     pub fn queries_hopper(head_dim: usize) -> Self {
-        let (tokens, stages) = if head_dim == 64 { (128, 3) } else { (64, 2) };
-        Self { tokens, threads: 2 * tokens, shared_bytes: backward_hopper(tokens + 64 * stages, head_dim) }
+        let stages = if head_dim == 64 { 3 } else { 2 };
+        Self { tokens: 64, threads: 128, shared_bytes: backward_hopper((1 + stages) * 64, head_dim) }
     }
 
     /// `attention_backward_keys_hopper`: 64 keys and values; two stages of as many queries and do.

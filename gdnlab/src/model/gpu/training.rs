@@ -222,6 +222,11 @@ impl GpuTraining {
         &self.memory_bytes
     }
 
+    /// Fingerprint of the text that it began with.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.steps

@@ -13,8 +13,11 @@ use std::process::ExitCode;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-ladder";
+/// Name of the file for the kernels of a step.
+const KERNELS: &str = "bench-kernels";
 
 /// Train the models of the ladder for some steps on the GPU: tokens per second, memory, and what that is of the hardware.
+/// With --save the times of the kernels of a step are kept, too.
 ///
 /// A model whose memory does not suffice is refused before anything is allocated, with the batch that would fit. Models
 /// that are recorded in `data/` for this commit and GPU are skipped, so a run that was stopped goes on where it was.
@@ -60,6 +63,7 @@ impl Args {
         let keep = |row: &gdnlab::bench::ladder::Row| {
             if let Some(record) = row.record(&batch, &ceilings, &environment).filter(|_| self.save) {
                 record::keep(&data, SUITE, &[record])?;
+                record::keep(&data, KERNELS, &row.kernel_records(&batch, &environment))?;
             }
             Ok(())
         };
