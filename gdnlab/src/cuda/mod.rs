@@ -80,7 +80,7 @@ pub use gpu::Gpu;
 pub use launch::{Grid, Limits};
 pub use locate::Compiler;
 pub use module::{Function, Module};
-pub use profile::{KernelTime, kernel_times};
+pub use profile::{KernelSum, KernelTime, kernel_times};
 pub use raw::TensorMap;
 pub use recurrent::Recurrent;
 pub use report::{FunctionReport, Report, Spills};

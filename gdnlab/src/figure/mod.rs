@@ -18,6 +18,7 @@ mod ladder;
 mod losses;
 mod per_tensor;
 mod roofline;
+mod step_parts;
 
 pub use attention::attention_backends;
 pub use by_length::error_by_length;
@@ -29,6 +30,7 @@ pub use ladder::throughput_and_mfu;
 pub use losses::loss_curves;
 pub use per_tensor::max_rel_per_tensor;
 pub use roofline::roofline;
+pub use step_parts::step_parts;
 
 use crate::file::write_atomic;
 use crate::{Error, Result};

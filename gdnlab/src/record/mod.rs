@@ -78,6 +78,10 @@ pub enum Measurement {
     Roofline(Roofline),
     /// Training throughput of one model size.
     Ladder(Ladder),
+    /// Time of one kernel in a training step.
+    Kernels(StepKernel),
+    /// One step of a training.
+    Training(TrainingStep),
 }
 
 /// What a measurement ran on; each field is absent where it makes no sense.
@@ -328,4 +332,43 @@ pub struct Ladder {
     /// Model bytes over the measured copy bandwidth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_fraction: Option<f64>,
+}
+
+/// The launches of one kernel, or of products of one form, in one training step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepKernel {
+    /// Sequence mixer: attn or gdn.
+    pub mixer: String,
+    /// Name of the size, such as 125M.
+    pub size: String,
+    /// How often it is launched.
+    pub launches: usize,
+    /// Time of all its launches, with the gaps before them, in milliseconds.
+    pub latency_ms: f64,
+}
+
+/// A step of a training on a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainingStep {
+    /// Sequence mixer: attn or gdn.
+    pub mixer: String,
+    /// Name of the size, such as 30M.
+    pub size: String,
+    /// Steps taken, this one too.
+    pub step: u64,
+    /// Steps in all.
+    pub steps: u64,
+    /// Fingerprint of the text.
+    pub text: String,
+    /// Loss of the batch before the step, in nats per token.
+    pub loss: f64,
+    /// Loss of validation after the step, in nats per token, where it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation: Option<f64>,
+    /// Learning rate.
+    pub rate: f64,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// Time of the step without validation, in milliseconds.
+    pub latency_ms: f64,
 }

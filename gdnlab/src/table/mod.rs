@@ -4,6 +4,7 @@
 //! Tables hold full precision; only [`crate::notebook`] rounds, when it shows them.
 
 mod attention;
+mod kernels;
 mod ladder;
 mod mode;
 mod observe;
@@ -16,6 +17,10 @@ mod training;
 
 pub(crate) use attention::OURS;
 pub use attention::{attention, attention_by};
+pub(crate) use kernels::Part;
+pub use kernels::step_kernels;
+#[cfg(test)]
+pub(crate) use kernels::tests::kernel as kernel_record;
 pub(crate) use ladder::{Rung, rungs};
 pub use ladder::{chinchilla, crossovers, ladder, peak_memory};
 pub use mode::{Mode, format_label};
@@ -24,7 +29,7 @@ pub use per_tensor::{error_ratio, largest_per_tensor, only};
 pub use published::{day1_fla_on_h200, day1_published, read_csv};
 pub use roofline::{machine_name, rates, rooflines};
 pub use timings::timings;
-pub use training::{Trained, losses, training_rates};
+pub use training::{Trained, losses, recorded_losses, training_rates};
 
 use crate::record::{self, Record};
 use crate::{Error, Result};
