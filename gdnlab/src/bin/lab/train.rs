@@ -75,13 +75,13 @@ impl Args {
         let interrupt = Interrupt::new()?;
         let mut training = self.training(&text)?;
         note(format_args!(
-            "{} {} on {}, {:.1} MB of {}, steps {} to {}",
+            "{} {} on {}, {:.1} MB of {}, {} of {} steps taken",
             self.mixer,
             self.size,
             training.place(),
             text.bytes() as f64 / 1e6,
             text.name(),
-            training.steps() + 1,
+            training.steps(),
             self.steps
         ));
         let mut taken: Vec<Record> = Vec::new();
