@@ -2,7 +2,6 @@
 //!
 //! Exit codes: 0 success, 1 the answer is no (outside tolerance, a notebook failed), 2 bad input.
 
-mod backends;
 mod bench;
 mod cells;
 mod checkout;
@@ -12,7 +11,6 @@ mod kernel_process;
 mod kernels;
 mod numerics;
 mod output;
-mod peers;
 mod reference;
 mod run;
 mod setup;
@@ -39,8 +37,6 @@ enum Command {
     Compute(compute::Args),
     Kernels(kernels::Args),
     Numerics(numerics::Args),
-    Precision(precision::Args),
-    Backends(backends::Args),
     Bench(bench::Args),
     Train(train::Args),
     #[command(hide = true)]
@@ -54,8 +50,6 @@ fn main() -> ExitCode {
         Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Numerics(args) => args.run(),
-        Command::Precision(args) => args.run(),
-        Command::Backends(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Run(args) => args.run(),
