@@ -124,6 +124,15 @@ pub fn generate(op: Op, shape: &Shape, regime: Regime, seed: u64) -> Result<Inpu
     })
 }
 
+/// q and k of [`generate`] before they are normalised: what a layer has in front of its L2 norm.
+///
+/// # Errors
+/// [`Error::Input`] where `shape` is not valid.
+pub fn before_normalisation(shape: &Shape, regime: Regime, seed: u64) -> Result<(Tensor, Tensor)> {
+    shape.validate()?;
+    Ok(raw_queries_and_keys(&Draw::new(seed), shape, regime))
+}
+
 impl Inputs {
     /// The same inputs with `cu_seqlens`, and a gradient of the final state for each packed sequence.
     pub fn packed(mut self, cu_seqlens: &[usize], seed: u64) -> Result<Self> {
@@ -179,13 +188,20 @@ impl Draw {
 }
 
 fn queries_and_keys(draw: &Draw, shape: &Shape, regime: Regime) -> (Tensor, Tensor) {
+    let (mut q, mut k) = raw_queries_and_keys(draw, shape, regime);
+    if regime == Regime::Correlated {
+        normalise(&mut q.data, shape.key_dim);
+    }
+    normalise(&mut k.data, shape.key_dim);
+    (q, k)
+}
+
+fn raw_queries_and_keys(draw: &Draw, shape: &Shape, regime: Regime) -> (Tensor, Tensor) {
     let (mut q, mut k) = (draw.normal("q", &shape.qk_dims()), draw.normal("k", &shape.qk_dims()));
     if regime == Regime::Correlated {
         q.data.iter_mut().for_each(|x| *x += 1.0);
         k.data.iter_mut().for_each(|x| *x = 10.0 * *x - 50.0);
-        normalise(&mut q.data, shape.key_dim);
     }
-    normalise(&mut k.data, shape.key_dim);
     (q, k)
 }
 

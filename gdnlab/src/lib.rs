@@ -29,6 +29,7 @@ pub mod prelude;
 pub mod problem;
 pub mod record;
 pub mod reference;
+pub mod rounding;
 pub mod table;
 
 pub use error::{Error, Result};

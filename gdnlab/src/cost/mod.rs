@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod chinchilla;
 pub mod gdn;
+pub mod gdn2;
 pub mod memory;
 pub mod model;
 #[cfg(test)]

@@ -13,11 +13,14 @@ mod by_length;
 mod by_row;
 mod chinchilla;
 mod emulation;
+mod heat;
 mod intensity;
 mod ladder;
 mod losses;
 mod per_tensor;
+mod policies;
 mod roofline;
+mod rounding;
 mod step_parts;
 
 pub use attention::attention_backends;
@@ -25,11 +28,14 @@ pub use by_length::error_by_length;
 pub use by_row::{Rows, error_by_row};
 pub use chinchilla::hours_to_chinchilla;
 pub use emulation::{Emulation, emulations};
+pub use heat::error_by_step_and_tensor;
 pub use intensity::arithmetic_intensity;
 pub use ladder::throughput_and_mfu;
 pub use losses::loss_curves;
 pub use per_tensor::max_rel_per_tensor;
+pub use policies::bytes_and_errors;
 pub use roofline::roofline;
+pub use rounding::rounding_by_step;
 pub use step_parts::step_parts;
 
 use crate::file::write_atomic;
@@ -151,5 +157,7 @@ static FONTS: LazyLock<Arc<usvg::fontdb::Database>> = LazyLock::new(|| {
     Arc::new(fonts)
 });
 
+#[cfg(test)]
+mod rounding_tests;
 #[cfg(test)]
 mod tests;

@@ -52,18 +52,14 @@ impl Show for Figure {
 /// # Errors
 /// None at present; the result leaves room for tables that cannot be shown.
 pub fn show_tables(tables: &[(&str, &DataFrame)]) -> Result<()> {
-    let mut html = String::new();
-    let mut text = String::new();
-    for (title, table) in tables {
-        let cells = Cells::of(table);
-        html += &cells.html(title);
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text += &cells.text(title);
-    }
-    emit(&[("text/html", &html), ("text/plain", &text)]);
+    let html: String = tables.iter().map(|(title, table)| Cells::of(table).html(title)).collect();
+    emit(&[("text/html", &html), ("text/plain", &text_of_tables(tables))]);
     Ok(())
+}
+
+/// Several tables below each other as plain text, each under its title and rounded as a cell shows it.
+pub fn text_of_tables(tables: &[(&str, &DataFrame)]) -> String {
+    tables.iter().map(|(title, table)| Cells::of(table).text(title)).collect::<Vec<_>>().join("\n")
 }
 
 /// Hands contents to the kernel, which collects what stands between its two marks.

@@ -1,5 +1,5 @@
-//! Records as polars tables, the tables of Day 1 (errors) and Day 2 (rates, times, models), and published numbers beside
-//! our own.
+//! Records as polars tables, the tables of Day 1 (errors), Day 2 (rates, times, models) and Day 3 (roundings, policies), and
+//! published numbers beside our own.
 //!
 //! Tables hold full precision; only [`crate::notebook`] rounds, when it shows them.
 
@@ -11,6 +11,7 @@ mod observe;
 mod per_tensor;
 mod published;
 mod roofline;
+mod rounding;
 pub(crate) mod rows;
 mod timings;
 mod training;
@@ -28,6 +29,9 @@ pub use observe::{bias, gradients_against_forward, growth_with_length, worst};
 pub use per_tensor::{error_ratio, largest_per_tensor, only};
 pub use published::{day1_fla_on_h200, day1_published, read_csv};
 pub use roofline::{machine_name, rates, rooflines};
+pub use rounding::{
+    diagnosis, policies, policies_per_tensor, proposals, published_rounding, rounding, rounding_per_tensor, with_times,
+};
 pub use timings::timings;
 pub use training::{Trained, losses, recorded_losses, training_rates};
 

@@ -11,6 +11,7 @@ mod kernel_process;
 mod kernels;
 mod numerics;
 mod output;
+mod precision;
 mod reference;
 mod run;
 mod setup;
@@ -37,6 +38,7 @@ enum Command {
     Compute(compute::Args),
     Kernels(kernels::Args),
     Numerics(numerics::Args),
+    Precision(precision::Args),
     Bench(bench::Args),
     Train(train::Args),
     #[command(hide = true)]
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Command::Compute(args) => args.run(),
         Command::Kernels(args) => args.run(),
         Command::Numerics(args) => args.run(),
+        Command::Precision(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Run(args) => args.run(),
