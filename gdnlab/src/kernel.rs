@@ -1,5 +1,6 @@
 //! The one trait that every implementation of an operator stands behind, and the list of those this build has.
 
+use crate::peer::{Peer, PeerOptions};
 use crate::problem::{Inputs, Op, Results};
 use crate::{Error, Result};
 
@@ -17,6 +18,12 @@ pub trait Kernel: Send + Sync {
     /// Whether it computes on the GPU, which is then part of what its measurements were made on.
     fn on_gpu(&self) -> bool {
         false
+    }
+
+    /// Versions and settings of other people's software that its results depend on, after it ran, in one line; `None` for
+    /// what this crate computes.
+    fn software(&self) -> Option<String> {
+        None
     }
 
     /// Whether it has a backward; where it has none, [`Kernel::backward`] says so.
@@ -57,11 +64,20 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     all
 }
 
-/// The kernel called `name`.
+/// The kernel called `name`, one of [`kernels`] or a [`Peer`] with the options of the environment.
+///
+/// # Errors
+/// [`Error::Input`] where there is none.
 pub fn kernel(name: &str) -> Result<Box<dyn Kernel>> {
+    if Peer::is_name(name) {
+        return Ok(Box::new(Peer::new(name, PeerOptions::from_environment()?)?));
+    }
     let all = kernels();
     let names: Vec<String> = all.iter().map(|kernel| kernel.name().to_owned()).collect();
-    all.into_iter()
-        .find(|kernel| kernel.name() == name)
-        .ok_or_else(|| Error::input(format!("unknown kernel '{name}': expected one of {}", names.join(", "))))
+    all.into_iter().find(|kernel| kernel.name() == name).ok_or_else(|| {
+        Error::input(format!(
+            "unknown kernel '{name}': expected one of {}, or a peer: fla, flash_qla, flashinfer or MODULE:FUNCTION",
+            names.join(", ")
+        ))
+    })
 }

@@ -485,7 +485,7 @@ fn numerics_gives_records_of_every_tensor_as_json_lines() {
 fn numerics_refuses_what_it_cannot_run() {
     assert_refused(&lab(["numerics", "--shape", "10,300,4"]), &["K = 300: expected 1 to 256"]);
     assert_refused(&lab(["numerics", "--mode", "fp8"]), &["unknown mode 'fp8': expected one of fp64"]);
-    assert_refused(&lab(["numerics", "--kernel", "fla"]), &["unknown kernel 'fla'"]);
+    assert_refused(&lab(["numerics", "--kernel", "mine"]), &["unknown kernel 'mine'", "MODULE:FUNCTION"]);
     assert_refused(&lab(["numerics", "--chunk", "48"]), &["expected one of 16, 32, 64, 128"]);
     assert_code(&lab(["numerics", "--shape", "10,4"]), 2);
     assert_code(&lab(["numerics", "--regime", "easy"]), 2);

@@ -30,9 +30,18 @@ const CHUNK: usize = 64;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peer {
     /// Name of the library.
-    pub name: &'static str,
+    pub name: String,
     /// Its time in milliseconds.
     pub ms: f64,
+    /// Where the time comes from: `published` or `same run`.
+    pub source: &'static str,
+}
+
+impl Peer {
+    /// A time that somebody published.
+    pub fn published(name: &str, ms: f64) -> Self {
+        Self { name: name.to_owned(), ms, source: "published" }
+    }
 }
 
 /// One pass of one call.
@@ -46,7 +55,7 @@ pub struct Case {
     pub seqlens: Option<SeqLens>,
     /// Where the case comes from, such as the model that has such heads; may be empty.
     pub label: String,
-    /// Published times for it.
+    /// Times of others for it.
     pub peers: Vec<Peer>,
 }
 
@@ -208,7 +217,7 @@ fn published_row(table: &DataFrame, row: usize) -> Result<Case> {
     let mut peers = Vec::new();
     for (name, peer) in PEERS {
         if let Some(ms) = column(table, name, &DataType::Float64)?.f64()?.get(row) {
-            peers.push(Peer { name: peer, ms });
+            peers.push(Peer::published(peer, ms));
         }
     }
     Ok(Case { label, peers, ..Case::packed(pass, lengths.parse()?, heads)? })

@@ -10,7 +10,7 @@ fn all() -> Vec<Case> {
 }
 
 fn peers(case: &Case) -> Vec<(&str, f64)> {
-    case.peers.iter().map(|peer| (peer.name, peer.ms)).collect()
+    case.peers.iter().map(|peer| (peer.name.as_str(), peer.ms)).collect()
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn every_published_row_is_a_case() {
     let split = all.iter().find(|case| case.label == "8k_4seq").unwrap();
     assert_eq!(split.to_string(), "bwd 16/32 128/128 5809+1244+406+733 (8k_4seq)");
     assert_eq!(peers(split), [("flash_qla", 1.259), ("fla", 1.467)]);
-    assert_eq!((split.best_peer().unwrap().name, split.peer("fla").unwrap().ms), ("flash_qla", 1.467));
+    assert_eq!((split.best_peer().unwrap().name.as_str(), split.peer("fla").unwrap().ms), ("flash_qla", 1.467));
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub struct Row {
     pub mode: &'static str,
     /// The format that it takes its inputs in.
     pub input_format: Format,
+    /// Versions and settings of other people's software that it depends on.
+    pub software: Option<String>,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -121,6 +123,7 @@ fn one_row(subject: &dyn Subject, case: &Case, outcome: Outcome) -> Row {
         kernel: subject.name().to_owned(),
         mode: subject.mode(),
         input_format: subject.input_format(),
+        software: subject.software(),
         outcome,
     }
 }
@@ -179,13 +182,14 @@ pub fn records(rows: &[Row], ceilings: &Ceilings<'_>, environment: &Environment)
         let (cost, floor_ms, floor_basis) = row.cost(ceilings);
         let best = row.case.best_peer();
         let timing = Timing {
-            peer: best.map(|peer| peer.name.to_owned()),
+            peer: best.map(|peer| peer.name.clone()),
             peer_ms: best.map(|peer| peer.ms),
-            peer_source: best.map(|_| "published".to_owned()),
+            peer_source: best.map(|peer| peer.source.to_owned()),
             ..samples.timing(&cost, floor_ms, floor_basis)
         };
         let workload = row.case.workload().kernel(&row.kernel, row.mode).inputs(REGIME, SEED);
-        Some(Record::new(environment, &workload, Measurement::Bench(timing)))
+        let environment = Environment { software: row.software.clone(), ..environment.clone() };
+        Some(Record::new(&environment, &workload, Measurement::Bench(timing)))
     });
     std::iter::once(copy).chain(timed).collect()
 }

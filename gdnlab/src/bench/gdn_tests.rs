@@ -238,7 +238,7 @@ fn an_interrupt_keeps_what_was_measured() {
 #[test]
 fn records_hold_the_samples_the_floor_and_the_best_peer() {
     let mut case = cases().remove(0);
-    case.peers = vec![Peer { name: "flash_qla", ms: 0.7 }, Peer { name: "fla", ms: 1.5 }];
+    case.peers = vec![Peer::published("flash_qla", 0.7), Peer::published("fla", 1.5)];
     let finished = run(&[case, cases().remove(1)], &[&Emulated::new(1.0)], &mut Fake::default(), go_on).unwrap();
     let copy = CopyBandwidth {
         bytes_per_s: 4e12,

@@ -10,6 +10,7 @@ pub mod check;
 mod chunk;
 pub mod gdn;
 pub mod ladder;
+pub mod peers;
 pub mod report;
 pub mod roofline;
 pub mod seqlens;
@@ -75,6 +76,12 @@ pub trait Loaded {
     /// # Errors
     /// What the GPU reports.
     fn read(&self, tensor: &str) -> Result<Values>;
+
+    /// Times that it takes by itself, where it runs in a process of its own; `None` where its launches are timed.
+    /// `flush_bytes` are written before each sample, so that the L2 cache is cold.
+    fn own_times(&self, _budget: &Budget, _flush_bytes: usize) -> Option<Result<Samples>> {
+        None
+    }
 }
 
 /// The tensors that a pass gives, by their names in tensor files.
@@ -134,6 +141,9 @@ impl Stopwatch for Timer {
     }
 
     fn time(&mut self, loaded: &dyn Loaded, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Samples> {
+        if let Some(samples) = loaded.own_times(self.budget(), self.flush_bytes()) {
+            return samples;
+        }
         // SAFETY: the graph lives as long as this call, and its replays run on the stream in whose order memory is freed.
         Self::time(self, |stream| unsafe { loaded.launch(stream) }, go_on)
     }

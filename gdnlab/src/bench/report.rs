@@ -1,7 +1,8 @@
 //! The table that a person reads.
 
-use super::Ceilings;
 use super::gdn::{Finished, Outcome, Row};
+use super::peers::SAME_RUN;
+use super::{Ceilings, Peer};
 use crate::table::rows::distinct;
 use std::fmt;
 
@@ -24,7 +25,7 @@ pub struct Report<'a> {
 /// What the columns are.
 const LEGEND: &str = "\
 ms: median, 20th and 80th percentile; GB/s and TFLOP/s of useful work; /floor: time over the time that the rates allow;
-peers: published ms; fla/ and best/: their time over ours, above 1 where we are faster
+peers: ms, published or, with *, of this run; fla/ and best/: their time over ours, above 1 where we are faster
 ";
 
 impl fmt::Display for Report<'_> {
@@ -99,7 +100,10 @@ impl Report<'_> {
             cost.tflop_s(ms),
             ms / floor
         );
-        let peer = |name: &str| row.case.peer(name).map_or("-".to_owned(), |peer| format!("{:.3}", peer.ms));
+        let peer = |name: &str| {
+            let mark = |peer: &Peer| if peer.source == SAME_RUN { "*" } else { "" };
+            row.case.peer(name).map_or("-".to_owned(), |peer| format!("{:.3}{}", peer.ms, mark(peer)))
+        };
         let ratio = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         let [first, second, third] = PEERS.map(peer);
         format!(

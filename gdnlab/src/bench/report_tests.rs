@@ -14,9 +14,10 @@ const COPY: CopyBandwidth = CopyBandwidth {
 
 fn row(pass: Pass, lengths: &str, label: &str, peers: &[(&'static str, f64)], outcome: Outcome) -> Row {
     let seqlens: SeqLens = lengths.parse().unwrap();
-    let peers = peers.iter().map(|&(name, ms)| Peer { name, ms }).collect();
+    let peers = peers.iter().map(|&(name, ms)| Peer::published(name, ms)).collect();
     let case = Case::packed(pass, seqlens, "16,64".parse().unwrap()).unwrap();
     Row {
+        software: None,
         case: Case { label: label.to_owned(), peers, ..case },
         kernel: "cuda-chunk-bf16".to_owned(),
         mode: "f16-internals",

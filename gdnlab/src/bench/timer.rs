@@ -148,6 +148,16 @@ impl Timer {
         Ok(Self { gpu, flush: gpu.alloc(FLUSH_BYTES.max(2 * gpu.l2_bytes))?, budget })
     }
 
+    /// How long something is timed.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Bytes that are written to flush the L2 cache.
+    pub fn flush_bytes(&self) -> usize {
+        self.flush.len()
+    }
+
     /// The GPU that is timed.
     pub fn gpu(&self) -> &'static Gpu {
         self.gpu

@@ -99,7 +99,7 @@ pub(super) fn decode_integers(path: &Path, name: &str, view: &TensorView<'_>) ->
     }
 }
 
-fn values<const BYTES: usize, V>(bytes: &[u8], decode: impl Fn([u8; BYTES]) -> V) -> Vec<V> {
+pub(crate) fn values<const BYTES: usize, V>(bytes: &[u8], decode: impl Fn([u8; BYTES]) -> V) -> Vec<V> {
     let (words, _) = bytes.as_chunks::<BYTES>();
     words.iter().map(|word| decode(*word)).collect()
 }

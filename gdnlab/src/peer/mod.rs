@@ -1,4 +1,4 @@
-//! Other people's kernels: tensor files in and out.
+//! Other people's kernels: tensor files in and out, and [`Peer`], which runs them in the user's Python.
 //!
 //! A *case* is a safetensors file with the inputs of one call, a *result* one with what a kernel made of them.
 //!
@@ -10,15 +10,19 @@
 //! Values are f64, f32, f16 or bf16, `cu_seqlens` is i32 or i64. The names tell the operator; a metadata entry `op`
 //! (`gdn` or `gdn2`) must agree with them where it is present.
 
+mod bridge;
 mod case;
 pub(crate) mod file;
+mod kernel;
 mod results;
 mod write;
 
 #[cfg(test)]
 mod tests;
 
+pub use bridge::About;
 pub use case::{Case, read_case, write_case};
+pub use kernel::{Peer, PeerOptions, PeerSamples, PeerTiming};
 pub use results::{ResultFile, read_results, write_results};
-pub(crate) use write::Stored;
 pub use write::{Destination, remove_unfinished};
+pub(crate) use write::{Numbers, Stored};

@@ -4,7 +4,7 @@ use super::file::{self, complaint};
 use super::write::{Destination, Stored};
 use crate::Result;
 use crate::precision::Format;
-use crate::problem::{Inputs, Op, Results, Tensor};
+use crate::problem::{GateGrads, Grads, Inputs, Op, Outputs, Results, Tensor};
 use std::path::Path;
 
 /// The result tensors of a file; some may be missing.
@@ -22,6 +22,30 @@ impl ResultFile {
     /// Every tensor with its name.
     pub fn named(&self) -> Vec<(&'static str, &Tensor)> {
         self.tensors.iter().map(|(name, tensor, _)| (*name, tensor)).collect()
+    }
+
+    /// All results of a call, with the gradients where `backward` says so; in words what is missing.
+    pub(crate) fn into_results(self, backward: bool) -> Result<Results, String> {
+        let mut tensors: Vec<(&'static str, Tensor)> =
+            self.tensors.into_iter().map(|(name, tensor, _)| (name, tensor)).collect();
+        let mut take = |name: &str| {
+            let at = tensors.iter().position(|(held, _)| *held == name);
+            at.map(|at| tensors.swap_remove(at).1).ok_or_else(|| format!("it gave no '{name}'"))
+        };
+        let outputs = Outputs { o: take("o")?, final_state: take("final_state")? };
+        if !backward {
+            return Ok(Results { outputs, grads: None });
+        }
+        let gates = match take("dbeta") {
+            Ok(dbeta) => GateGrads::Gdn { dbeta },
+            Err(no_dbeta) => match (take("db"), take("dw")) {
+                (Ok(db), Ok(dw)) => GateGrads::Gdn2 { db, dw },
+                _ => return Err(no_dbeta),
+            },
+        };
+        let [dq, dk, dv, dg, dh0] = ["dq", "dk", "dv", "dg", "dh0"].map(take);
+        let grads = Grads { dq: dq?, dk: dk?, dv: dv?, dg: dg?, gates, dh0: dh0? };
+        Ok(Results { outputs, grads: Some(grads) })
     }
 
     /// Whether the file holds any gradient.

@@ -126,7 +126,7 @@ fn writer_of(file: &OsStr, target: &Path) -> Option<u32> {
 }
 
 /// Whether the process `id` is known to be no more.
-fn has_ended(id: u32) -> bool {
+pub(super) fn has_ended(id: u32) -> bool {
     let processes = Path::new("/proc");
     processes.join("self").exists() && !processes.join(id.to_string()).exists()
 }
@@ -173,8 +173,17 @@ pub(crate) struct Stored<'a> {
     content: Content<'a>,
 }
 
+/// Numbers that are already in the format of the file.
+#[derive(Clone, Copy)]
+pub(crate) enum Numbers<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+}
+
 enum Content<'a> {
     Values(&'a [f64], Format),
+    Numbers(Numbers<'a>),
     Positions(&'a [usize]),
 }
 
@@ -184,8 +193,13 @@ impl<'a> Stored<'a> {
         Self { name, dims: tensor.dims.clone(), content: Content::Values(&tensor.data, format) }
     }
 
+    /// Numbers of `dims` in the format in which they are.
+    pub(crate) fn numbers(name: &'a str, dims: Vec<usize>, numbers: Numbers<'a>) -> Self {
+        Self { name, dims, content: Content::Numbers(numbers) }
+    }
+
     /// Token positions, as i64.
-    pub(super) fn positions(name: &'a str, positions: &'a [usize]) -> Self {
+    pub(crate) fn positions(name: &'a str, positions: &'a [usize]) -> Self {
         Self { name, dims: vec![positions.len()], content: Content::Positions(positions) }
     }
 
@@ -195,6 +209,9 @@ impl<'a> Stored<'a> {
             Content::Values(_, Format::F32 | Format::Tf32 | Format::Tf32Truncated) => Dtype::F32,
             Content::Values(_, Format::F16) => Dtype::F16,
             Content::Values(_, Format::Bf16) => Dtype::BF16,
+            Content::Numbers(Numbers::F32(_)) => Dtype::F32,
+            Content::Numbers(Numbers::F16(_)) => Dtype::F16,
+            Content::Numbers(Numbers::Bf16(_)) => Dtype::BF16,
             Content::Positions(_) => Dtype::I64,
         }
     }
@@ -206,6 +223,9 @@ impl<'a> Stored<'a> {
     fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         match self.content {
             Content::Positions(positions) => encode(out, positions, |at| (at as i64).to_le_bytes()),
+            Content::Numbers(Numbers::F32(data)) => encode(out, data, f32::to_le_bytes),
+            Content::Numbers(Numbers::F16(data)) => encode(out, data, f16::to_le_bytes),
+            Content::Numbers(Numbers::Bf16(data)) => encode(out, data, bf16::to_le_bytes),
             Content::Values(data, format) => match format {
                 Format::F64 => encode(out, data, f64::to_le_bytes),
                 Format::F32 | Format::Tf32 | Format::Tf32Truncated => {

@@ -20,6 +20,9 @@ pub struct Environment {
     /// Time of the measurement in UTC, as RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utc: Option<String>,
+    /// Versions and settings of other people's software that computed, in one line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub software: Option<String>,
     /// The machine.
     #[serde(default)]
     pub machine: Machine,
@@ -63,6 +66,7 @@ impl Environment {
             dirty: git(sources, &["status", "--porcelain", "--", ".", "../kernels", "../Cargo.lock"])
                 .map(|changes| !changes.is_empty()),
             utc: Some(humantime::format_rfc3339_seconds(SystemTime::now()).to_string()),
+            software: None,
             machine: Machine::detect(),
         }
     }
@@ -70,8 +74,9 @@ impl Environment {
     /// This environment for a measurement of `kernel`, after it ran: with the GPU where the kernel runs on it, and without
     /// where it does not, whatever else this process does.
     pub fn of_kernel(&self, kernel: &dyn Kernel) -> Self {
-        let gpu = if kernel.on_gpu() { Gpu::in_use() } else { None };
-        Self { machine: self.machine.clone().with_gpu(gpu), ..self.clone() }
+        // A peer runs on the GPU from a process of its own, so that this one may not have asked for it yet.
+        let gpu = if kernel.on_gpu() { Gpu::in_use().or_else(|| Gpu::shared().ok()) } else { None };
+        Self { machine: self.machine.clone().with_gpu(gpu), software: kernel.software(), ..self.clone() }
     }
 
     /// The date of the measurement, `YYYY-MM-DD`.

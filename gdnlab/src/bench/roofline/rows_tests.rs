@@ -34,7 +34,7 @@ impl Bench for Fake {
 fn environment() -> Environment {
     let machine = Machine { gpu: Some("NVIDIA H200".to_owned()), ..Machine::default() };
     let utc = Some("2026-11-30T00:00:00Z".to_owned());
-    Environment { commit: Some("abc".to_owned()), dirty: Some(false), utc, machine }
+    Environment { commit: Some("abc".to_owned()), dirty: Some(false), utc, machine, software: None }
 }
 
 fn go_on(_: &Step) -> ControlFlow<()> {

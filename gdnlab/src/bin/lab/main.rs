@@ -11,6 +11,7 @@ mod kernel_process;
 mod kernels;
 mod numerics;
 mod output;
+mod peers;
 mod precision;
 mod reference;
 mod run;

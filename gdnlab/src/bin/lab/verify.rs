@@ -1,11 +1,13 @@
 //! `cargo lab verify`.
 
-use crate::output::{open_case, print, warn};
+use crate::output::{note, open_case, print, warn};
+use crate::peers::Python;
 use gdnlab::compare::{Report, check_truth, mode, modes};
+use gdnlab::inputs::{Regime, generate};
 use gdnlab::kernel::Kernel;
-use gdnlab::peer::{ResultFile, read_results};
+use gdnlab::peer::{Peer, ResultFile, read_results};
 use gdnlab::precision::Format;
-use gdnlab::problem::{Inputs, Results};
+use gdnlab::problem::{Inputs, Op, Results, Shape};
 use gdnlab::reference::Reference;
 use gdnlab::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -17,18 +19,36 @@ use std::process::ExitCode;
 /// dg, dbeta (GDN) or db and dw (GDN-2), and dh0. The truth is computed here. Every tensor in RESULT must be finite and
 /// within the limits of a mode, which are multiples of its unit roundoff u. Exit code: 0 within tolerance, 1 outside,
 /// 2 bad input.
+///
+/// With --peer somebody's kernel runs in your own Python instead of a RESULT: fla, flash_qla, flashinfer, or any callable
+/// MODULE:FUNCTION that takes (q, k, v, g, beta, *, scale, initial_state, cu_seqlens) and returns (o, final_state); gradients
+/// come by PyTorch's autograd. Without a CASE it gets seeded ones: awkward lengths, packed sequences, grouped heads.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Columns: 'u of' is the format whose unit roundoff u the errors and limits 'in u' are multiples of; bias is the mean error
 over the RMS of the truth and p the probability of one that large by chance; 1-cosine is 0 for the same direction; * marks
 limits raised because the inputs amplify the roundoff of every kernel. Each head also has a limit of its own.
 
-Example:\n  cargo lab verify case.safetensors result.safetensors --tolerance tf32")]
+Examples:
+  cargo lab verify case.safetensors result.safetensors --tolerance tf32
+  cargo lab verify --peer fla --python ~/venv/bin/python
+  cargo lab verify case.safetensors --peer mymodule:my_gdn")]
 pub struct Args {
     /// Tensor file with the inputs.
-    case: PathBuf,
+    #[arg(required_unless_present = "peer")]
+    case: Option<PathBuf>,
     /// Tensor file with the results.
-    result: PathBuf,
+    #[arg(required_unless_present = "peer", conflicts_with = "peer")]
+    result: Option<PathBuf>,
+    /// Kernel of somebody else: fla, flash_qla, flashinfer or MODULE:FUNCTION, with @f32, @bf16 or @f16 behind it for the
+    /// format of its inputs.
+    #[arg(long, value_name = "NAME")]
+    peer: Option<String>,
+    #[command(flatten)]
+    python: Python,
+    /// Operator of the seeded cases of a peer: gdn or gdn2.
+    #[arg(long, default_value_t = Op::Gdn, requires = "peer", conflicts_with = "case")]
+    op: Op,
     /// Mode whose limits apply: fp64, fp32, fp32-tf32-solve, tf32, bf16, fp16 or f16-internals. Without it, the mode of
     /// the dtype of q, k and v.
     #[arg(short, long, value_name = "MODE")]
@@ -40,24 +60,98 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
-        let chosen = self.tolerance.as_deref().map(mode).transpose()?;
-        let inputs = open_case(&self.case)?.inputs;
-        let found = read_results(&self.result, &inputs)?;
-        warn(&self.result, &found.warnings);
-        let truth = truth_for(&found, &inputs, &self.case)?;
-        check_truth(&truth).map_err(|error| Error::input(format!("{}: {error}", self.case.display())))?;
-        let mode_name = chosen.map_or_else(|| mode_of(inputs.dtype), |mode| mode.name);
-        let judge = |mode_name| Report::of_call(&inputs, &found.named(), &truth, mode_name);
+        self.tolerance.as_deref().map(mode).transpose()?;
+        if let Some(name) = &self.peer {
+            return self.run_peer(&Peer::new(name, self.python.options()?)?);
+        }
+        let (Some(case), Some(result)) = (&self.case, &self.result) else {
+            return Err(Error::input("expected CASE and RESULT, or --peer"));
+        };
+        let inputs = open_case(case)?.inputs;
+        let found = read_results(result, &inputs)?;
+        warn(result, &found.warnings);
+        let pass = self.check(&inputs, &found, mode_of(inputs.dtype), [case, result])?;
+        Ok(if pass { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+
+    /// Prints the report on `found`, with the limits of `usual` unless the person chose others; tells whether it passes.
+    fn check(
+        &self,
+        inputs: &Inputs,
+        found: &ResultFile,
+        usual: &'static str,
+        [case, result]: [&Path; 2],
+    ) -> Result<bool> {
+        let truth = truth_for(found, inputs, case)?;
+        check_truth(&truth).map_err(|error| Error::input(format!("{}: {error}", case.display())))?;
+        let mode_name = self.tolerance.as_deref().map(mode).transpose()?.map_or(usual, |mode| mode.name);
+        let judge = |mode_name| Report::of_call(inputs, &found.named(), &truth, mode_name);
         let checked = Checked {
             report: judge(mode_name)?,
             passes: passing_modes(judge)?,
-            found: &found,
-            inputs: &inputs,
+            found,
+            inputs,
             chosen: self.tolerance.is_some(),
         };
-        print(&if self.json { checked.json(&self.case, &self.result) } else { checked.text() })?;
-        Ok(if checked.report.pass { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        print(&if self.json { checked.json(case, result) } else { checked.text() })?;
+        Ok(checked.report.pass)
     }
+
+    /// A peer on the case, or on seeded ones. One that fails on a case is tried on the others.
+    fn run_peer(&self, peer: &Peer) -> Result<ExitCode> {
+        let cases = match &self.case {
+            Some(path) => vec![(path.display().to_string(), open_case(path)?.inputs.rounded_to(peer.input_format()))],
+            None => seeded(self.op, peer.input_format())?,
+        };
+        let mut all_pass = true;
+        for (name, inputs) in &cases {
+            note(format_args!("{} on {name}", peer.name()));
+            let found = match self.results(peer, inputs) {
+                Ok(found) => found,
+                Err(error @ Error::Unsupported { .. }) => {
+                    print(&format!("FAILED: {error}\n"))?;
+                    all_pass = false;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if !self.json {
+                print(&format!("{name}\n"))?;
+            }
+            all_pass &= self.check(inputs, &found, peer.mode(), [Path::new(name), Path::new(peer.name())])?;
+        }
+        if let Some(about) = peer.about() {
+            note(format_args!("with {about}"));
+            about.refused.iter().for_each(|(backend, why)| note(format_args!("not {backend}: {why}")));
+        }
+        Ok(if all_pass { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+
+    /// Forward and backward, or the forward alone where there is no backward; why is said then.
+    fn results(&self, peer: &Peer, inputs: &Inputs) -> Result<ResultFile> {
+        if inputs.d_o.is_none() || !peer.has_backward() {
+            return peer.call(inputs, false);
+        }
+        peer.call(inputs, true).or_else(|error| match error {
+            Error::Unsupported { .. } => {
+                let forward = peer.call(inputs, false)?;
+                note(format_args!("no gradients: {error}"));
+                Ok(forward)
+            }
+            other => Err(other),
+        })
+    }
+}
+
+/// Cases for a kernel that nobody chose one for, with gradients.
+fn seeded(op: Op, format: Format) -> Result<Vec<(String, Inputs)>> {
+    let grouped = if op == Op::Gdn { 2 } else { 1 };
+    let shape = Shape { qk_heads: 4 / grouped, ..Shape::new(1000, 4, 128, 128) };
+    let whole = generate(op, &shape, Regime::Gaussian, 1)?;
+    let cuts = [0, 1, 64, 127, 640, 1000];
+    let packed = generate(op, &shape, Regime::LongMemory, 2)?.with_initial_state(2).packed(&cuts, 2)?;
+    let named = |name: &str, inputs: Inputs| (format!("{name}, {}", inputs.shape), inputs.rounded_to(format));
+    Ok(vec![named("gaussian", whole), named("long memory, packed, from a state", packed)])
 }
 
 /// The truth, with gradients where the results have some.

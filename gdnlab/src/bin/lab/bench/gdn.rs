@@ -2,7 +2,9 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
+use crate::peers::Python;
 use gdnlab::bench::gdn::{Finished, Outcome, records, run};
+use gdnlab::bench::peers::{TimedPeer, set_beside};
 use gdnlab::bench::report::Report;
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Case, Ceilings, Heads, SeqLens, Subject, Suite, Timer, subjects};
@@ -27,6 +29,7 @@ const SUITE: &str = "bench-gdn";
 #[command(after_help = "Examples:
   cargo lab bench gdn                                 18 published cases
   cargo lab bench gdn --suite h200 --pass fwd --save  all published forward cases, kept in data/
+  cargo lab bench gdn --peers fla,flash_qla           beside other people's kernels, in this run
   cargo lab bench gdn --shape 8192x4:16,64            any shape, forward and backward")]
 pub struct Args {
     /// Cases: sample (18 of the published ones), h200 (all 203 published ones) or day2 (training shapes of Day 2).
@@ -42,6 +45,12 @@ pub struct Args {
     /// Kernels by their names in `cargo lab kernels`. Without it, the default kernel.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     kernel: Vec<String>,
+    /// Kernels of others to time on the same tensors in the same run, in your own Python: fla, flash_qla, flashinfer or
+    /// MODULE:FUNCTION.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1..)]
+    peers: Vec<String>,
+    #[command(flatten)]
+    python: Python,
     /// Only cases whose line `fwd 16/64 128/128 1x32768 (397B/122B TP1)` contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -100,7 +109,10 @@ impl Args {
         let checkout = Checkout::find()?;
         let data = checkout.root().join("data");
         let cases = self.cases(&data.join("published"))?;
-        let subjects = subjects(&self.kernel)?;
+        let mut subjects = subjects(&self.kernel)?;
+        for name in &self.peers {
+            subjects.push(Box::new(TimedPeer::new(name, self.python.options()?)?));
+        }
         let budget = self.samples.map_or_else(|| Ok(Budget::default()), Budget::of_samples)?;
         let interrupt = Interrupt::new()?;
         for case in &cases {
@@ -117,10 +129,11 @@ impl Args {
 
         let subjects: Vec<&dyn Subject> = subjects.iter().map(AsRef::as_ref).collect();
         let mut said = Said::default();
-        let finished = run(&cases, &subjects, &mut timer, |step| {
+        let mut finished = run(&cases, &subjects, &mut timer, |step| {
             said.step(step);
             interrupt.control()
         })?;
+        set_beside(&mut finished.rows, &self.peers.iter().map(String::as_str).collect::<Vec<_>>());
         print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;
         if self.save {
             let path = record::keep(&data, SUITE, &records(&finished.rows, &ceilings, &Environment::detect()))?;

@@ -1,0 +1,27 @@
+//! Options of commands that run somebody else's kernel, and implementations by their names.
+
+use gdnlab::Result;
+use gdnlab::kernel::{Kernel, kernel};
+use gdnlab::peer::{Peer, PeerOptions};
+use std::path::PathBuf;
+
+/// Where peers run.
+#[derive(clap::Args)]
+pub struct Python {
+    /// Python that has the peer's packages; GDNLAB_PYTHON, or else python3, without it.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+}
+
+impl Python {
+    /// As the person and the environment say.
+    pub fn options(&self) -> Result<PeerOptions> {
+        let options = PeerOptions::from_environment()?;
+        Ok(PeerOptions { python: self.python.clone().unwrap_or(options.python), ..options })
+    }
+
+    /// A kernel of this build, or a peer.
+    pub fn kernel(&self, name: &str) -> Result<Box<dyn Kernel>> {
+        if Peer::is_name(name) { Ok(Box::new(Peer::new(name, self.options()?)?)) } else { kernel(name) }
+    }
+}
