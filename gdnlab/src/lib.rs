@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod activation;
+pub mod backends;
 pub mod bench;
 pub mod chunked;
 pub mod compare;
@@ -31,5 +32,6 @@ pub mod record;
 pub mod reference;
 pub mod rounding;
 pub mod table;
+pub mod tokens;
 
 pub use error::{Error, Result};

@@ -14,6 +14,6 @@ pub use crate::notebook::{
 pub use crate::precision::{Format, Policy};
 pub use crate::problem::{Gates, Inputs, Op, Results, Shape, Tensor};
 pub use crate::reference::Reference;
-pub use crate::{Error, Result, bench, cost, figure, model, numerics, record, rounding, table};
+pub use crate::{Error, Result, backends, bench, cost, figure, model, numerics, record, rounding, table, tokens};
 pub use gdnlab_deps::polars::prelude::*;
 pub use gdnlab_deps::{plotters, polars};

@@ -6,6 +6,7 @@
 mod heads;
 mod metrics;
 mod report;
+mod share;
 mod sum;
 mod tolerance;
 mod truth;
@@ -17,5 +18,6 @@ mod tests;
 pub use heads::HeadError;
 pub use metrics::{Comparison, Worst, compare, compare_call, compare_results};
 pub use report::{Report, Verdict};
+pub use share::Share;
 pub use tolerance::{Mode, TensorClass, Tolerance, mode, modes, tolerance};
 pub use truth::check_truth;

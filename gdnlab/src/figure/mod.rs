@@ -9,10 +9,12 @@ mod panel;
 mod style;
 
 mod attention;
+mod backends;
 mod by_length;
 mod by_row;
 mod chinchilla;
 mod emulation;
+mod flips;
 mod heat;
 mod intensity;
 mod ladder;
@@ -24,10 +26,12 @@ mod rounding;
 mod step_parts;
 
 pub use attention::attention_backends;
+pub use backends::backend_differences;
 pub use by_length::error_by_length;
 pub use by_row::{Rows, error_by_row};
 pub use chinchilla::hours_to_chinchilla;
 pub use emulation::{Emulation, emulations};
+pub use flips::flips_by_error;
 pub use heat::error_by_step_and_tensor;
 pub use intensity::arithmetic_intensity;
 pub use ladder::throughput_and_mfu;

@@ -133,8 +133,16 @@ impl Model {
     /// # Errors
     /// As [`Reader::new`] and [`Reader::read`].
     pub fn recurrence_inputs(&self, tokens: &[u32], batch: usize) -> Result<Vec<Inputs>> {
+        self.recurrence_inputs_of(Tokens::new(tokens), batch)
+    }
+
+    /// The same where some of the tokens are padding.
+    ///
+    /// # Errors
+    /// As [`Model::recurrence_inputs`].
+    pub fn recurrence_inputs_of(&self, next: Tokens<'_>, batch: usize) -> Result<Vec<Inputs>> {
         let kernel = Listener::default();
-        Reader::new(self, batch)?.hidden(Tokens::new(tokens), &kernel)?;
+        Reader::new(self, batch)?.hidden(next, &kernel)?;
         Ok(kernel.heard.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }

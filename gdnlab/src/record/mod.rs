@@ -3,11 +3,16 @@
 //!
 //! Records live in `data/` as JSON Lines: one row per line, self-contained, never edited afterwards.
 
+mod backends;
 mod environment;
 mod jsonl;
+mod tokens;
 
+pub use backends::Backends;
 pub use environment::{Environment, Machine};
 pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write};
+
+pub use tokens::{Experiment, TokenFlips};
 
 use crate::compare::Comparison;
 use crate::problem::{Op, Shape};
@@ -41,9 +46,8 @@ impl Record {
     /// The error metrics, where this record holds some.
     pub fn errors(&self) -> Option<&Errors> {
         match &self.measurement {
-            Measurement::Numerics(errors) | Measurement::Backends(errors) | Measurement::Determinism(errors) => {
-                Some(errors)
-            }
+            Measurement::Numerics(errors) | Measurement::Determinism(errors) => Some(errors),
+            Measurement::Backends(pair) => Some(&pair.errors),
             Measurement::Precision(precision) => Some(&precision.errors),
             _ => None,
         }
@@ -66,8 +70,10 @@ pub enum Measurement {
     Numerics(Errors),
     /// The same after the format of one step was changed.
     Precision(Precision),
-    /// One tensor of one kernel against another kernel's.
-    Backends(Errors),
+    /// One tensor of one kernel against another kernel's, and both against the float64 truth.
+    Backends(Backends),
+    /// Tokens of a language model under a kernel.
+    Tokens(TokenFlips),
     /// One tensor of a kernel against its own earlier run.
     Determinism(Errors),
     /// Time of an operator.

@@ -4,6 +4,7 @@
 //! Tables hold full precision; only [`crate::notebook`] rounds, when it shows them.
 
 mod attention;
+mod backends;
 mod kernels;
 mod ladder;
 mod mode;
@@ -14,10 +15,12 @@ mod roofline;
 mod rounding;
 pub(crate) mod rows;
 mod timings;
+mod tokens;
 mod training;
 
 pub(crate) use attention::OURS;
 pub use attention::{attention, attention_by};
+pub use backends::{backends, published_backends, rel_rms_of_cosine};
 pub(crate) use kernels::Part;
 pub use kernels::step_kernels;
 #[cfg(test)]
@@ -33,6 +36,7 @@ pub use rounding::{
     diagnosis, policies, policies_per_tensor, proposals, published_rounding, rounding, rounding_per_tensor, with_times,
 };
 pub use timings::timings;
+pub use tokens::{decoded_texts, padded_prompts, token_flips, token_tolerance};
 pub use training::{Trained, losses, recorded_losses, training_rates};
 
 use crate::record::{self, Record};

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 success, 1 the answer is no (outside tolerance, a notebook failed), 2 bad input.
 
+mod backends;
 mod bench;
 mod cells;
 mod checkout;
@@ -16,6 +17,7 @@ mod precision;
 mod reference;
 mod run;
 mod setup;
+mod tokens;
 mod train;
 mod verify;
 
@@ -40,6 +42,8 @@ enum Command {
     Kernels(kernels::Args),
     Numerics(numerics::Args),
     Precision(precision::Args),
+    Backends(backends::Args),
+    Tokens(tokens::Args),
     Bench(bench::Args),
     Train(train::Args),
     #[command(hide = true)]
@@ -54,6 +58,8 @@ fn main() -> ExitCode {
         Command::Kernels(args) => args.run(),
         Command::Numerics(args) => args.run(),
         Command::Precision(args) => args.run(),
+        Command::Backends(args) => args.run(),
+        Command::Tokens(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Run(args) => args.run(),
