@@ -1,5 +1,5 @@
 //! Day 1's experiment: errors of kernels against the float64 recurrence on the same rounded inputs, over shapes, and
-//! after one step of a policy was changed.
+//! after one step of a policy was changed; and on calls from elsewhere ([`Given`]).
 
 use crate::bench::SeqLens;
 use crate::chunked::Chunked;
@@ -51,15 +51,16 @@ impl Problems {
         Self { op: Op::Gdn, shapes, regimes: regimes.to_vec(), seed, packing: None }
     }
 
-    /// Inputs, shape and regime of each problem, made when it is its turn.
-    fn each(&self) -> impl Iterator<Item = Result<(Inputs, Regime)>> + '_ {
+    /// Each problem with what a record says of it, made when it is its turn.
+    fn each(&self) -> impl Iterator<Item = Result<(Inputs, Workload)>> + '_ {
         self.shapes.iter().flat_map(move |shape| {
             self.regimes.iter().map(move |&regime| {
                 let inputs = generate(self.op, shape, regime, self.seed)?;
-                let Some(packing) = &self.packing else { return Ok((inputs, regime)) };
+                let workload = self.workload(shape).inputs(regime.name(), self.seed);
+                let Some(packing) = &self.packing else { return Ok((inputs, workload)) };
                 let cu_seqlens: Vec<usize> =
                     std::iter::once(0).chain(packing.ranges().into_iter().map(|tokens| tokens.end)).collect();
-                Ok((inputs.with_initial_state(self.seed).packed(&cu_seqlens, self.seed)?, regime))
+                Ok((inputs.with_initial_state(self.seed).packed(&cu_seqlens, self.seed)?, workload))
             })
         })
     }
@@ -72,6 +73,21 @@ impl Problems {
 
     fn count(&self) -> usize {
         self.shapes.len() * self.regimes.len()
+    }
+}
+
+/// A call from elsewhere than [`generate`], such as a layer of a trained model.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// The call; with `do`, or only the forward is measured.
+    pub inputs: Inputs,
+    /// Name of its distribution, in the place of a regime.
+    pub name: String,
+}
+
+impl Given {
+    fn workload(&self) -> Workload {
+        Workload { regime: Some(self.name.clone()), ..Workload::new(self.inputs.op(), &self.inputs.shape) }
     }
 }
 
@@ -101,7 +117,8 @@ impl Truths {
     fn of(&mut self, format: Format) -> Result<(&Inputs, &Results)> {
         if !self.known.iter().any(|(known, ..)| *known == format) {
             let rounded = self.inputs.rounded_to(format);
-            let truth = Reference.backward(&rounded)?;
+            let truth =
+                if rounded.d_o.is_some() { Reference.backward(&rounded)? } else { Reference.forward(&rounded)? };
             self.known.push((format, rounded, truth));
         }
         self.known
@@ -114,7 +131,7 @@ impl Truths {
     /// The errors of each tensor of `kernel`, forward and, where it has one, backward.
     fn errors(&mut self, kernel: &dyn Kernel) -> Result<Vec<Errors>> {
         let (inputs, truth) = self.of(kernel.input_format())?;
-        let comparisons = if kernel.has_backward() {
+        let comparisons = if kernel.has_backward() && truth.grads.is_some() {
             compare_results(&kernel.backward(inputs)?, truth)?
         } else {
             compare_results(&kernel.forward(inputs)?, &Results { grads: None, ..truth.clone() })?
@@ -139,20 +156,44 @@ pub fn run(
     kernels: &[&dyn Kernel],
     progress: impl FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Vec<Record>> {
-    if let Some(kernel) = kernels.iter().find(|kernel| !kernel.ops().contains(&problems.op)) {
-        let reason = format!("it does not implement {}", problems.op);
-        return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
+    measure(problems.each(), problems.count(), &subjects(problems.op, kernels)?, progress)
+}
+
+/// The same on calls from elsewhere, forward and, where a call has `do` and a kernel a backward, backward.
+///
+/// # Errors
+/// As [`run`], and [`Error::Input`] for calls of different operators.
+pub fn run_given(
+    given: &[Given],
+    kernels: &[&dyn Kernel],
+    progress: impl FnMut(&Step) -> ControlFlow<()>,
+) -> Result<Vec<Record>> {
+    let Some(op) = given.first().map(|given| given.inputs.op()) else { return Ok(Vec::new()) };
+    if let Some(other) = given.iter().find(|given| given.inputs.op() != op) {
+        return Err(Error::input(format!(
+            "'{}' is not a call of {op}: expected one operator for all calls",
+            other.name
+        )));
     }
-    let subjects: Vec<Subject<'_>> = kernels
-        .iter()
-        .map(|&kernel| Subject {
+    let each = given.iter().map(|given| Ok((given.inputs.clone(), given.workload())));
+    measure(each, given.len(), &subjects(op, kernels)?, progress)
+}
+
+/// The kernels as they are, once it is known that each implements `op`.
+fn subjects<'a>(op: Op, kernels: &[&'a dyn Kernel]) -> Result<Vec<Subject<'a>>> {
+    let subject = |&kernel: &&'a dyn Kernel| {
+        if !kernel.ops().contains(&op) {
+            let reason = format!("it does not implement {op}");
+            return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
+        }
+        Ok(Subject {
             kernel,
-            title: format!("{} {}", kernel.name(), problems.op),
+            title: format!("{} {op}", kernel.name()),
             mode: kernel.mode(),
             measurement: Box::new(Measurement::Numerics),
         })
-        .collect();
-    measure(problems, &subjects, progress)
+    };
+    kernels.iter().map(subject).collect()
 }
 
 /// A kernel under test, and what its errors are a measurement of.
@@ -164,27 +205,26 @@ struct Subject<'a> {
 }
 
 fn measure(
-    problems: &Problems,
+    problems: impl Iterator<Item = Result<(Inputs, Workload)>>,
+    count: usize,
     subjects: &[Subject<'_>],
     mut progress: impl FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Vec<Record>> {
     let environment = Environment::detect();
-    let total = problems.count() * subjects.len();
+    let total = count * subjects.len();
     let mut records = Vec::new();
     let mut done = 0;
-    for problem in problems.each() {
-        let (inputs, regime) = problem?;
+    for problem in problems {
+        let (inputs, workload) = problem?;
         let shape = inputs.shape;
+        let regime = workload.regime.clone().unwrap_or_default();
         let mut truths = Truths::new(inputs);
         for subject in subjects {
             let name = format!("{}, {shape} {regime}", subject.title);
             if progress(&Step { done, total, name }).is_break() {
                 return Err(Error::Stopped);
             }
-            let workload = problems
-                .workload(&shape)
-                .kernel(subject.kernel.name(), subject.mode)
-                .inputs(regime.name(), problems.seed);
+            let workload = workload.clone().kernel(subject.kernel.name(), subject.mode);
             let errors_per_tensor = truths.errors(subject.kernel)?;
             let environment = environment.of_kernel(subject.kernel);
             for errors in errors_per_tensor {
@@ -264,7 +304,7 @@ pub fn ablation(
             }),
         })
         .collect();
-    measure(problems, &subjects, progress)
+    measure(problems.each(), problems.count(), &subjects, progress)
 }
 
 #[cfg(test)]
@@ -312,6 +352,28 @@ mod tests {
         );
         let wrong = Problems { packing: Some(SeqLens::new(vec![1, 2])), ..problems };
         assert!(run(&wrong, &[&kernel], go_on).unwrap_err().to_string().contains("cu_seqlens"));
+    }
+
+    #[test]
+    fn calls_from_elsewhere_are_measured_as_they_are() {
+        let shape = Shape { batch: 2, ..Shape::new(80, 1, 16, 8) };
+        let inputs = generate(Op::Gdn, &shape, Regime::MildDecay, 1).expect("valid");
+        let kernel = Chunked::presets().remove(4);
+        let of_regime = run(&Problems { shapes: vec![shape], ..small() }, &[&kernel], go_on).expect("valid");
+        let given = [Given { inputs: inputs.clone(), name: "layer 1".to_owned() }];
+        let of_given = run_given(&given, &[&kernel], go_on).expect("valid");
+        let errors = |records: &[Record]| records.iter().filter_map(Record::errors).cloned().collect::<Vec<_>>();
+        assert_eq!((errors(&of_given), of_given.len()), (errors(&of_regime), 8));
+        assert_eq!(
+            (of_given[0].workload.regime.as_deref(), of_given[0].workload.batch, of_given[0].workload.seed),
+            (Some("layer 1"), Some(2), None)
+        );
+        let forward = [Given { inputs: Inputs { d_o: None, ..inputs.clone() }, name: "no gradient".to_owned() }];
+        assert_eq!(run_given(&forward, &[&kernel], go_on).expect("valid").len(), 2);
+        let gdn2 = generate(Op::Gdn2, &shape, Regime::MildDecay, 1).expect("valid");
+        let refused =
+            run_given(&[Given { inputs: gdn2, name: "x".to_owned() }], &[&crate::cuda::chunk::Chunk::bf16()], go_on);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })));
     }
 
     #[test]

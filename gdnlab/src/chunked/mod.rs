@@ -189,12 +189,15 @@ fn add_rows<T: Real>(from: &Matrix<T>, to: &mut [&mut [f64]]) {
     }
 }
 
-/// The mode that a policy is held to: its own if it is a preset, or else that of its inputs.
+/// The mode that a policy is held to: its own if it is a preset, TF32's where every product has TF32 operands, or else that of
+/// its inputs.
 fn mode_of(policy: &Policy) -> &'static str {
     if let Some((preset, _)) = Policy::presets().into_iter().find(|(_, known)| known == policy) {
         return preset;
     }
+    let in_tf32 = |&product| matches!(policy.product(product).operands, Format::Tf32 | Format::Tf32Truncated);
     match policy.inputs {
+        Format::F32 if Product::ALL.iter().all(in_tf32) => "tf32",
         Format::F64 => "fp64",
         Format::F32 => "fp32",
         Format::Tf32 | Format::Tf32Truncated => "tf32",

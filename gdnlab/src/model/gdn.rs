@@ -15,14 +15,10 @@ use super::parameters::Grads;
 use crate::kernel::Kernel;
 use crate::precision::Format;
 use crate::problem::{GateGrads, Gates, Grads as RecurrenceGrads, Inputs, Outputs, Shape, Tensor};
-use crate::reference::Reference;
 use crate::reference::conv::ShortConv;
 use crate::reference::gate::{DecayForm, LogDecay, LogDecayGrads, WriteStrength};
 use crate::reference::norm::{GatedRmsNorm, GatedRmsNormGrads, L2Norm};
 use crate::{Error, Result};
-
-/// The kernel of the recurrence.
-const KERNEL: Reference = Reference;
 
 /// What the backward needs of the forward.
 pub(super) struct GdnCache {
@@ -34,7 +30,7 @@ pub(super) struct GdnCache {
     b: Tensor,
     /// Raw output gate, `[B, T, H, V]`.
     z: Tensor,
-    /// What the recurrence takes.
+    /// What the recurrence takes, in the input format of its kernel.
     inputs: Inputs,
     /// What the recurrence gives, `[B, T, H, V]`.
     o: Tensor,
@@ -100,13 +96,13 @@ fn output_norm<'a>(layer: &Layer<'a>, o: &'a Tensor, z: &'a Tensor) -> Result<Ga
     Ok(GatedRmsNorm { o, z, weight: layer.get("mixer.norm")?, eps: NORM_EPS })
 }
 
-/// `y`, `[B, T, D]`.
+/// `y`, `[B, T, D]`, with the recurrence by the kernel of `layer`.
 pub(super) fn forward(layer: &Layer, n: &Tensor) -> Result<(Tensor, GdnCache)> {
     let convolved = |names| Convolved::forward(layer, n, names);
     let (q, k, v) = (convolved(Q)?, convolved(K)?, convolved(V)?);
     let (a, b) = (layer.project("mixer.a", n)?, layer.project("mixer.b", n)?);
     let z = split_heads(layer.project("mixer.gate", n)?, layer.config.heads)?;
-    let inputs = Inputs {
+    let mut inputs = Inputs {
         shape: shape(layer, n),
         cu_seqlens: None,
         scale: Inputs::default_scale(layer.config.key_dim),
@@ -119,7 +115,8 @@ pub(super) fn forward(layer: &Layer, n: &Tensor) -> Result<(Tensor, GdnCache)> {
         d_o: None,
         d_final_state: None,
     };
-    let o = KERNEL.forward(&inputs)?.outputs.o;
+    inputs.round_to(layer.kernel.input_format());
+    let o = layer.kernel.forward(&inputs)?.outputs.o;
     let gated = join_heads(output_norm(layer, &o, &z)?.forward()?)?;
     let y = layer.project("mixer.o", &gated)?;
     Ok((y, GdnCache { q, k, v, a, b, z, inputs, o, gated }))
@@ -200,7 +197,8 @@ pub(super) fn backward(layer: &Layer, n: &Tensor, cache: GdnCache, dy: &Tensor, 
     layer.set(grads, "mixer.norm", dweight)?;
 
     inputs.d_o = Some(d_o);
-    let recurrence = KERNEL.backward(&inputs)?.grads;
+    inputs.round_to(layer.kernel.input_format());
+    let recurrence = layer.kernel.backward(&inputs)?.grads;
     let Some(RecurrenceGrads { dq, dk, dv, dg, gates: GateGrads::Gdn { dbeta }, .. }) = recurrence else {
         return Err(Error::input("the recurrence gave no gradients of GDN"));
     };

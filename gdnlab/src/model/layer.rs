@@ -1,9 +1,12 @@
-//! What the parts of a model share: their parameters by name, and layers that leave gradients under those names.
+//! What the parts of a model share: their parameters by name, layers that leave gradients under those names, and the kernel
+//! of the recurrence.
 
 use super::config::ModelConfig;
 use super::parameters::{Grads, Parameters};
 use crate::Result;
+use crate::kernel::Kernel;
 use crate::problem::Tensor;
+use crate::reference::Reference;
 use crate::reference::linear::{Linear, LinearGrads};
 use crate::reference::norm::{RmsNorm, RmsNormGrads};
 
@@ -13,6 +16,8 @@ pub const NORM_EPS: f64 = 1e-6;
 /// The parameters whose names begin with a prefix.
 pub(super) struct Layer<'a> {
     pub config: &'a ModelConfig,
+    /// What computes the recurrence of a GDN mixer.
+    pub kernel: &'a dyn Kernel,
     parameters: &'a Parameters,
     prefix: String,
 }
@@ -20,12 +25,17 @@ pub(super) struct Layer<'a> {
 impl<'a> Layer<'a> {
     /// The parameters that stand outside of the blocks.
     pub fn outer(config: &'a ModelConfig, parameters: &'a Parameters) -> Self {
-        Self { config, parameters, prefix: String::new() }
+        Self { config, kernel: &Reference, parameters, prefix: String::new() }
     }
 
     /// Those of block `index`.
     pub fn block(config: &'a ModelConfig, parameters: &'a Parameters, index: usize) -> Self {
-        Self { config, parameters, prefix: format!("layers.{index}.") }
+        Self { config, kernel: &Reference, parameters, prefix: format!("layers.{index}.") }
+    }
+
+    /// The same with the recurrence by `kernel`.
+    pub fn by(self, kernel: &'a dyn Kernel) -> Self {
+        Self { kernel, ..self }
     }
 
     fn name(&self, name: &str) -> String {

@@ -3,11 +3,13 @@
 //! [`Model::loss_and_grads`] is the truth for a training step elsewhere: loss and every gradient from the layers of
 //! [`reference`](crate::reference), under the names of [`config::ModelConfig::parameter_tensors`]. [`train`](mod@train)
 //! takes such steps on a [`text`] with [`adamw`], and stops and goes on to the same bits. [`gpu`] does the same on a GPU.
-//! [`infer`] reads text with a trained model, the recurrence in any kernel.
+//! [`infer`] reads text with a trained model, the recurrence in any kernel; [`capture`] tells what a recurrence is called
+//! with.
 
 pub mod adamw;
 mod attention;
 mod block;
+pub mod capture;
 mod checkpoint;
 pub mod config;
 mod exact;

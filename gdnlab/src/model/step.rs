@@ -4,7 +4,9 @@ use super::block;
 use super::config::{Mixer, ModelConfig};
 use super::layer::{Layer, join_rows};
 use super::parameters::{Grads, Parameters};
+use crate::kernel::Kernel;
 use crate::problem::Tensor;
+use crate::reference::Reference;
 use crate::reference::token::{CrossEntropy, Embedding};
 use crate::{Error, Result, memory};
 
@@ -100,12 +102,27 @@ impl Model {
     /// # Errors
     /// As [`Model::loss`].
     pub fn loss_and_grads(&self, tokens: &[u32], batch: usize, length: usize) -> Result<(f64, Grads)> {
+        self.loss_and_grads_by(&Reference, tokens, batch, length)
+    }
+
+    /// The same with the recurrence of GDN, forward and backward, by `kernel`, on inputs rounded to its input format; all else
+    /// is float64. Attention has no recurrence.
+    ///
+    /// # Errors
+    /// As [`Model::loss`], and what the kernel reports.
+    pub fn loss_and_grads_by(
+        &self,
+        kernel: &dyn Kernel,
+        tokens: &[u32],
+        batch: usize,
+        length: usize,
+    ) -> Result<(f64, Grads)> {
         let windows = self.windows(tokens, batch, length)?;
         let mut grads = Parameters::zeros(&self.config);
         let mut x = self.embed(&windows)?;
         let mut caches = Vec::with_capacity(self.config.layers);
         for index in 0..self.config.layers {
-            let (y, cache) = block::forward(&self.block(index), x)?;
+            let (y, cache) = block::forward(&self.block(index).by(kernel), x)?;
             caches.push(cache);
             x = y;
         }
@@ -118,7 +135,7 @@ impl Model {
         let dn = outer.project_backward("head", &join_rows(n)?, &head.backward()?, &mut grads)?;
         let mut dx = outer.norm_backward("final_norm", &x, &Tensor::new(&x.dims, dn.data)?, &mut grads)?;
         for (index, cache) in caches.into_iter().enumerate().rev() {
-            dx = block::backward(&self.block(index), cache, dx, &mut grads)?;
+            dx = block::backward(&self.block(index).by(kernel), cache, dx, &mut grads)?;
         }
         outer.set(&mut grads, "embedding", self.embedding(&windows)?.backward(&join_rows(dx)?)?)?;
         Ok((loss, grads))

@@ -4,6 +4,8 @@ use super::adamw::{AdamW, Moments, REMEDY, Schedule};
 use super::config::ModelConfig;
 use super::step::Model;
 use super::text::{self, Text};
+use crate::kernel::Kernel;
+use crate::reference::Reference;
 use crate::{Error, Result, memory};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -155,6 +157,15 @@ impl Training {
     /// # Errors
     /// As [`Model::loss_and_grads`] and [`AdamW::step`]; then the model is as it was.
     pub fn step(&mut self, text: &Text) -> Result<Step> {
+        self.step_by(&Reference, text)
+    }
+
+    /// The same with the recurrence of GDN by `kernel`, as in [`Model::loss_and_grads_by`]. The loss of validation is that of
+    /// the reference, so that it tells about the parameters alone.
+    ///
+    /// # Errors
+    /// As [`Training::step`], and what the kernel reports.
+    pub fn step_by(&mut self, kernel: &dyn Kernel, text: &Text) -> Result<Step> {
         let start = Instant::now();
         let Settings { batch, length, schedule, optimizer, validate_every, seed, .. } = self.settings;
         let rate = schedule.rate(self.steps());
@@ -167,7 +178,7 @@ impl Training {
             )),
             other => other,
         };
-        let (loss, grads) = self.model.loss_and_grads(&tokens, batch, length).map_err(in_step)?;
+        let (loss, grads) = self.model.loss_and_grads_by(kernel, &tokens, batch, length).map_err(in_step)?;
         let gradient_norm = optimizer.step(&mut self.model.parameters, &mut self.moments, &grads, rate)?;
         let latency_ms = start.elapsed().as_secs_f64() * 1e3;
         let due = validate_every > 0 && (self.steps().is_multiple_of(validate_every) || self.is_finished());

@@ -4,14 +4,17 @@
 //! Records live in `data/` as JSON Lines: one row per line, self-contained, never edited afterwards.
 
 mod backends;
+mod bias;
+mod determinism;
 mod environment;
 mod jsonl;
 mod tokens;
 
 pub use backends::Backends;
+pub use bias::Bias;
+pub use determinism::Determinism;
 pub use environment::{Environment, Machine};
 pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write};
-
 pub use tokens::{Experiment, TokenFlips};
 
 use crate::compare::Comparison;
@@ -46,9 +49,10 @@ impl Record {
     /// The error metrics, where this record holds some.
     pub fn errors(&self) -> Option<&Errors> {
         match &self.measurement {
-            Measurement::Numerics(errors) | Measurement::Determinism(errors) => Some(errors),
-            Measurement::Backends(pair) => Some(&pair.errors),
+            Measurement::Numerics(errors) => Some(errors),
+            Measurement::Determinism(determinism) => Some(&determinism.errors),
             Measurement::Precision(precision) => Some(&precision.errors),
+            Measurement::Backends(pair) => Some(&pair.errors),
             _ => None,
         }
     }
@@ -74,8 +78,10 @@ pub enum Measurement {
     Backends(Backends),
     /// Tokens of a language model under a kernel.
     Tokens(TokenFlips),
-    /// One tensor of a kernel against its own earlier run.
-    Determinism(Errors),
+    /// One tensor of a kernel over many runs, against its own first one.
+    Determinism(Determinism),
+    /// Direction of the errors of one tensor.
+    Bias(Bias),
     /// Time of an operator.
     Bench(Timing),
     /// Time of an attention backend.

@@ -5,9 +5,12 @@
 
 mod attention;
 mod backends;
+mod bias;
+mod determinism;
 mod kernels;
 mod ladder;
 mod mode;
+mod noise;
 mod observe;
 mod per_tensor;
 mod published;
@@ -21,6 +24,8 @@ mod training;
 pub(crate) use attention::OURS;
 pub use attention::{attention, attention_by};
 pub use backends::{backends, published_backends, rel_rms_of_cosine};
+pub use bias::{bias_counts, bias_tests, recorded_biases};
+pub use determinism::determinism;
 pub(crate) use kernels::Part;
 pub use kernels::step_kernels;
 #[cfg(test)]
@@ -28,6 +33,7 @@ pub(crate) use kernels::tests::kernel as kernel_record;
 pub(crate) use ladder::{Rung, rungs};
 pub use ladder::{chinchilla, crossovers, ladder, peak_memory};
 pub use mode::{Mode, format_label};
+pub use noise::{apart, distributions};
 pub use observe::{bias, gradients_against_forward, growth_with_length, worst};
 pub use per_tensor::{error_ratio, largest_per_tensor, only};
 pub use published::{day1_fla_on_h200, day1_published, read_csv};

@@ -4,9 +4,12 @@
 
 mod backends;
 mod bench;
+mod bias;
+mod capture;
 mod cells;
 mod checkout;
 mod compute;
+mod determinism;
 mod jupyter;
 mod kernel_process;
 mod kernels;
@@ -17,6 +20,7 @@ mod precision;
 mod reference;
 mod run;
 mod setup;
+mod size;
 mod tokens;
 mod train;
 mod verify;
@@ -44,6 +48,9 @@ enum Command {
     Precision(precision::Args),
     Backends(backends::Args),
     Tokens(tokens::Args),
+    Determinism(determinism::Args),
+    Bias(bias::Args),
+    Capture(capture::Args),
     Bench(bench::Args),
     Train(train::Args),
     #[command(hide = true)]
@@ -60,6 +67,9 @@ fn main() -> ExitCode {
         Command::Precision(args) => args.run(),
         Command::Backends(args) => args.run(),
         Command::Tokens(args) => args.run(),
+        Command::Determinism(args) => args.run(),
+        Command::Bias(args) => args.run(),
+        Command::Capture(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Run(args) => args.run(),

@@ -1,33 +1,38 @@
 //! `cargo lab numerics`.
 
-use crate::output::{note, print};
+use crate::output::{note, open_case, print};
+use crate::size::Size;
 use gdnlab::bench::SeqLens;
 use gdnlab::chunked::Chunked;
 use gdnlab::cuda::Gpu;
 use gdnlab::inputs::Regime;
 use gdnlab::kernel::{Kernel, kernel};
 use gdnlab::memory::require;
-use gdnlab::numerics::{DAY1_HEADS, DAY1_SHAPES, Problems, run};
+use gdnlab::numerics::{DAY1_HEADS, DAY1_SHAPES, Given, Problems, Step, run, run_given};
 use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
 use gdnlab::record::{Errors, Record, to_json_lines};
 use gdnlab::{Error, Result};
 use std::fmt;
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 
 /// Measure the errors of kernels against the float64 recurrence: the table of Day 1 for any shapes.
 ///
 /// For each shape and input regime, seeded random inputs are rounded to the kernel's input format, and its output,
 /// final state and every gradient are compared with the float64 truth for those same inputs. One table per kernel and
 /// regime; its last lines give the largest error of each tensor, also in units of the mode's unit roundoff u.
+///
+/// With --case the inputs are those of tensor files, such as `cargo lab capture` writes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo lab numerics                                    the nine shapes of Day 1 in four modes
   cargo lab numerics --shape 1000,128,128 --mode bf16   one shape, one mode
   cargo lab numerics --shape 1066,64,128 --heads 4 --qk-heads 2 --seqlens 65+0+1000+1
-  cargo lab numerics --op gdn2 --regime correlated --shape 512,64,64 --json")]
+  cargo lab numerics --op gdn2 --regime correlated --shape 512,64,64 --json
+  cargo lab numerics --batch 32 --heads 6 --shape 1024,64,128 8192,64,128 --kernel cuda-chunk-bf16
+  cargo lab numerics --case captured.safetensors --mode bf16 fp32")]
 pub struct Args {
     /// Operator: gdn or gdn2.
     #[arg(long, default_value_t = Op::Gdn)]
@@ -35,6 +40,9 @@ pub struct Args {
     /// Shapes, each as T,K,V: tokens, key and value dimension of a head. Without it, the nine shapes of Day 1.
     #[arg(long, value_name = "T,K,V", num_args = 1..)]
     shape: Vec<Size>,
+    /// Number of sequences of equal length.
+    #[arg(long, value_name = "B", default_value_t = 1)]
+    batch: usize,
     /// Number of heads.
     #[arg(long, value_name = "H", default_value_t = DAY1_HEADS)]
     heads: usize,
@@ -43,8 +51,11 @@ pub struct Args {
     qk_heads: Option<usize>,
     /// Lengths of sequences that are packed into one row and begin from a state: 65+0+1000, or 40x8 for eight of 40
     /// tokens. Their sum is T of every shape.
-    #[arg(long, value_name = "LENGTHS")]
+    #[arg(long, value_name = "LENGTHS", conflicts_with = "batch")]
     seqlens: Option<SeqLens>,
+    /// Tensor files with one call each, instead of seeded inputs.
+    #[arg(long, value_name = "CASE", num_args = 1.., conflicts_with_all = ["op", "shape", "batch", "heads", "qk_heads", "seqlens", "regime", "seed"])]
+    case: Vec<PathBuf>,
     /// Precision modes of the chunked form: fp64, fp32, fp32-tf32-solve, tf32, bf16, f16-internals. Without it, bf16,
     /// tf32, fp32-tf32-solve and fp32, unless kernels are named.
     #[arg(long, num_args = 1..)]
@@ -72,28 +83,6 @@ pub struct Args {
 
 /// Tokens of a chunk where the person did not choose.
 const DEFAULT_CHUNK: usize = 64;
-
-/// `T,K,V` on the command line.
-#[derive(Clone, Copy)]
-struct Size {
-    tokens: usize,
-    key_dim: usize,
-    value_dim: usize,
-}
-
-impl FromStr for Size {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let numbers: Vec<Option<usize>> = text.split(',').map(|part| part.trim().parse().ok()).collect();
-        match numbers.as_slice() {
-            [Some(tokens), Some(key_dim), Some(value_dim)] => {
-                Ok(Self { tokens: *tokens, key_dim: *key_dim, value_dim: *value_dim })
-            }
-            _ => Err(Error::input("expected three numbers T,K,V such as 1024,64,128")),
-        }
-    }
-}
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -124,25 +113,32 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let kernels = self.kernels()?;
         let kernels: Vec<&dyn Kernel> = kernels.iter().map(AsRef::as_ref).collect();
-        if let Some(kernel) = kernels.iter().find(|kernel| !kernel.ops().contains(&self.op)) {
-            let reason = format!("it does not implement {}", self.op);
+        let given = self.case.iter().map(|path| given(path.as_path())).collect::<Result<Vec<_>>>()?;
+        let op = given.first().map_or(self.op, |given| given.inputs.op());
+        if let Some(kernel) = kernels.iter().find(|kernel| !kernel.ops().contains(&op)) {
+            let reason = format!("it does not implement {op}");
             return Err(Error::Unsupported { kernel: kernel.name().to_owned(), reason });
         }
         if kernels.iter().any(|kernel| kernel.on_gpu()) {
             // Before the first kernel has used a minute in vain.
             Gpu::shared()?;
         }
-        let problems = Problems {
-            op: self.op,
-            shapes: self.shapes(&kernels)?,
-            regimes: self.regime.clone(),
-            seed: self.seed,
-            packing: self.seqlens.clone(),
-        };
-        let records = run(&problems, &kernels, |step| {
+        let progress = |step: &Step| {
             note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
             ControlFlow::Continue(())
-        })?;
+        };
+        let records = if given.is_empty() {
+            let problems = Problems {
+                op: self.op,
+                shapes: self.shapes(&kernels)?,
+                regimes: self.regime.clone(),
+                seed: self.seed,
+                packing: self.seqlens.clone(),
+            };
+            run(&problems, &kernels, progress)?
+        } else {
+            run_given(&given, &kernels, progress)?
+        };
         print(&if self.json { to_json_lines(&records)? } else { self.tables(&records) })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -153,10 +149,7 @@ impl Args {
         let formats = distinct(kernels.iter().map(|kernel| kernel.input_format())).len() as u128;
         let day1 = DAY1_SHAPES.map(|(tokens, key_dim, value_dim)| Size { tokens, key_dim, value_dim });
         let sizes = if self.shape.is_empty() { &day1[..] } else { &self.shape };
-        let shape = |size: &Size| {
-            let all = Shape::new(size.tokens, self.heads, size.key_dim, size.value_dim);
-            Shape { qk_heads: self.qk_heads.unwrap_or(self.heads), ..all }
-        };
+        let shape = |size: &Size| Shape { batch: self.batch, ..size.shape(self.heads, self.qk_heads) };
         let checked = |shape: Shape| {
             shape.validate()?;
             if let Some(packing) = self.seqlens.as_ref().filter(|packing| packing.tokens() != shape.tokens) {
@@ -171,7 +164,15 @@ impl Args {
         sizes.iter().map(shape).map(checked).collect()
     }
 
-    /// What the title of a table says of grouped heads and packed sequences.
+    /// What the title of a table says of the inputs: heads, sequences, distribution and seed.
+    fn inputs(&self, regime: &str) -> String {
+        if !self.case.is_empty() {
+            return format!("inputs of {regime}");
+        }
+        let batch = if self.batch == 1 { String::new() } else { format!(", B = {}", self.batch) };
+        format!("with H = {}{}{batch}, inputs {regime} from seed {}", self.heads, self.grouping(), self.seed)
+    }
+
     fn grouping(&self) -> String {
         let heads = self.qk_heads.map(|heads| format!(", {heads} of q and k")).unwrap_or_default();
         let packing = self.seqlens.as_ref().map(|lengths| match lengths.lengths().len() {
@@ -210,24 +211,28 @@ impl Args {
         let group = |record: &Record| (record.workload.kernel.clone(), record.workload.regime.clone());
         let tables = distinct(records.iter().map(group)).into_iter().map(|(kernel, regime)| {
             let key = (kernel.clone(), regime.clone());
-            let rows = records.iter().filter(|record| group(record) == key);
+            let rows = || records.iter().filter(|record| group(record) == key);
             let table = Table {
                 metric: self.metric,
-                rows: rows.filter_map(|record| Some((size_columns(record), record.errors()?))).collect(),
+                rows: rows().filter_map(|record| Some((size_columns(record), record.errors()?))).collect(),
             };
+            let op = rows().find_map(|record| record.workload.op.clone()).unwrap_or_default();
             format!(
-                "{}, {} of {} with H = {}{}, inputs {} from seed {}\n{table}",
+                "{}, {} of {op} {}\n{table}",
                 kernel.unwrap_or_default(),
                 self.metric.name(),
-                self.op,
-                self.heads,
-                self.grouping(),
-                regime.unwrap_or_default(),
-                self.seed
+                self.inputs(&regime.unwrap_or_default())
             )
         });
         tables.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// The call in the file at `path`, under the file's name.
+fn given(path: &Path) -> Result<Given> {
+    let inputs = open_case(path)?.inputs;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    Ok(Given { inputs, name: name.trim_end_matches(".safetensors").to_owned() })
 }
 
 /// The different ones of `items`, in their order.

@@ -1,0 +1,165 @@
+//! Directions of errors.
+
+use crate::bias::{Biases, Direction, GroupTest, LEVEL};
+use crate::record::{self, Measurement, Record};
+use crate::{Error, Result};
+use gdnlab_deps::polars::prelude::*;
+
+/// Every test of `all`, a row each: the columns kernel, mode, tensor, group (its kind), part (which one of its kind), direction,
+/// units, bias_u, low_u and high_u (the mean in unit roundoffs and its 95 % interval), t_p, sign_p, t_holm, sign_holm and
+/// naive_p.
+///
+/// # Errors
+/// [`Error::Input`] without any test.
+pub fn bias_tests(all: &[Biases]) -> Result<DataFrame> {
+    let rows: Vec<(&Biases, &GroupTest)> =
+        all.iter().flat_map(|biases| biases.tests.iter().map(move |test| (biases, test))).collect();
+    if rows.is_empty() {
+        return Err(Error::input("no test of a bias: expected those of one kernel at least"));
+    }
+    let number = |of: fn(&GroupTest) -> f64| rows.iter().map(|(_, test)| of(test)).collect::<Vec<_>>();
+    let count = |of: fn(&GroupTest) -> usize| rows.iter().map(|(_, test)| of(test) as u32).collect::<Vec<_>>();
+    Ok(df!(
+        "kernel" => rows.iter().map(|(biases, _)| biases.kernel.as_str()).collect::<Vec<_>>(),
+        "mode" => rows.iter().map(|(biases, _)| biases.mode.as_str()).collect::<Vec<_>>(),
+        "tensor" => rows.iter().map(|(_, test)| test.tensor.as_str()).collect::<Vec<_>>(),
+        "group" => rows.iter().map(|(_, test)| test.group.kind()).collect::<Vec<_>>(),
+        "part" => count(|test| test.group.index()),
+        "direction" => rows.iter().map(|(_, test)| test.direction.name()).collect::<Vec<_>>(),
+        "units" => count(|test| test.mean.units),
+        "bias_u" => number(|test| test.mean.mean),
+        "low_u" => number(|test| test.mean.low),
+        "high_u" => number(|test| test.mean.high),
+        "t_p" => number(|test| test.mean.t_p),
+        "sign_p" => number(|test| test.mean.sign_p),
+        "t_holm" => number(|test| test.t_holm),
+        "sign_holm" => number(|test| test.sign_holm),
+        "naive_p" => number(|test| test.naive_p),
+    )?)
+}
+
+/// How many tests of each kernel and direction find something: the columns kernel, direction, tests; by_chance, how many would
+/// have a p below 0.05 without correction if no kernel had a bias; naive (t-tests that take elements for independent, without
+/// correction), t and sign (without correction), t_holm and sign_holm (with it); and largest_u, the largest bias in unit
+/// roundoffs, with its place.
+///
+/// # Errors
+/// [`Error::Table`] where polars cannot build the table.
+pub fn bias_counts(all: &[Biases]) -> Result<DataFrame> {
+    let rows: Vec<(&Biases, Direction)> =
+        all.iter().flat_map(|biases| Direction::ALL.map(|direction| (biases, direction))).collect();
+    let mut tests: Vec<Vec<&GroupTest>> = Vec::new();
+    for (biases, direction) in &rows {
+        tests.push(biases.tests.iter().filter(|test| test.direction == *direction).collect());
+    }
+    let below = |of: fn(&GroupTest) -> f64| {
+        let count = |tests: &Vec<&GroupTest>| tests.iter().filter(|test| of(test) < LEVEL).count() as u32;
+        tests.iter().map(count).collect::<Vec<_>>()
+    };
+    let largest: Vec<Option<&GroupTest>> = tests
+        .iter()
+        .map(|tests| tests.iter().copied().max_by(|a, b| a.mean.mean.abs().total_cmp(&b.mean.mean.abs())))
+        .collect();
+    let place = |test: &GroupTest| format!("{}, {}", test.tensor, test.group);
+    Ok(df!(
+        "kernel" => rows.iter().map(|(biases, _)| biases.kernel.as_str()).collect::<Vec<_>>(),
+        "direction" => rows.iter().map(|(_, direction)| direction.name()).collect::<Vec<_>>(),
+        "tests" => tests.iter().map(|tests| tests.len() as u32).collect::<Vec<_>>(),
+        "by_chance" => tests.iter().map(|tests| tests.len() as f64 * LEVEL).collect::<Vec<_>>(),
+        "naive" => below(|test| test.naive_p),
+        "t" => below(|test| test.mean.t_p),
+        "sign" => below(|test| test.mean.sign_p),
+        "t_holm" => below(|test| test.t_holm),
+        "sign_holm" => below(|test| test.sign_holm),
+        "largest_u" => largest.iter().map(|test| test.map(|test| test.mean.mean)).collect::<Vec<_>>(),
+        "largest_at" => largest.iter().map(|test| test.map(place)).collect::<Vec<_>>(),
+    )?)
+}
+
+/// The biases among `records`, a row for each kernel, tensor and direction: the columns kernel, mode, tensor, direction, units,
+/// bias_u, low_u, high_u, t_holm, sign_holm, tests, t_biased, sign_biased, largest_u and largest_at.
+///
+/// # Errors
+/// [`Error::Input`] where no record is about a bias.
+pub fn recorded_biases(records: &[Record]) -> Result<DataFrame> {
+    let rows: Vec<(&Record, &record::Bias)> = records
+        .iter()
+        .filter_map(|record| match &record.measurement {
+            Measurement::Bias(bias) => Some((record, bias)),
+            _ => None,
+        })
+        .collect();
+    if rows.is_empty() {
+        return Err(Error::input("no record of a bias: expected those of `cargo lab bias`"));
+    }
+    let number = |of: fn(&record::Bias) -> f64| rows.iter().map(|(_, bias)| of(bias)).collect::<Vec<_>>();
+    let count = |of: fn(&record::Bias) -> usize| rows.iter().map(|(_, bias)| of(bias) as u32).collect::<Vec<_>>();
+    let text = |of: fn(&record::Bias) -> &str| rows.iter().map(|(_, bias)| of(bias)).collect::<Vec<_>>();
+    Ok(df!(
+        "kernel" => rows.iter().map(|(record, _)| record.workload.kernel.as_deref()).collect::<Vec<_>>(),
+        "mode" => rows.iter().map(|(record, _)| record.workload.mode.as_deref()).collect::<Vec<_>>(),
+        "tensor" => text(|bias| &bias.tensor),
+        "direction" => text(|bias| &bias.direction),
+        "units" => count(|bias| bias.units),
+        "bias_u" => number(|bias| bias.bias_u),
+        "low_u" => number(|bias| bias.low_u),
+        "high_u" => number(|bias| bias.high_u),
+        "t_holm" => number(|bias| bias.t_holm),
+        "sign_holm" => number(|bias| bias.sign_holm),
+        "tests" => count(|bias| bias.tests),
+        "t_biased" => count(|bias| bias.t_biased),
+        "sign_biased" => count(|bias| bias.sign_biased),
+        "largest_u" => number(|bias| bias.largest_u),
+        "largest_at" => text(|bias| &bias.largest_at),
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bias::{Group, MeanTest};
+    use crate::record::{Environment, Workload};
+
+    fn test(tensor: &str, direction: Direction, mean: f64, t_holm: f64) -> GroupTest {
+        GroupTest {
+            tensor: tensor.to_owned(),
+            group: Group::InChunk(3),
+            direction,
+            mean: MeanTest { units: 32, mean, low: mean - 0.1, high: mean + 0.1, t_p: t_holm / 10.0, sign_p: 0.2 },
+            unit_roundoff: 0.5,
+            t_holm,
+            sign_holm: 1.0,
+            naive_p: 0.0,
+        }
+    }
+
+    #[test]
+    fn tests_are_counted_by_kernel_and_direction() {
+        let tests = vec![
+            test("o", Direction::Outward, -2.0, 1e-3),
+            test("dq", Direction::Outward, 1.0, 0.4),
+            test("o", Direction::Up, 0.1, 1.0),
+        ];
+        let all = [Biases { kernel: "a".to_owned(), mode: "tf32".to_owned(), tests }];
+        let counts = bias_counts(&all).unwrap();
+        assert_eq!(counts.height(), 2, "up and outward");
+        let number = |name: &str| counts.column(name).unwrap().u32().unwrap().iter().flatten().collect::<Vec<_>>();
+        assert_eq!((number("tests"), number("naive")), (vec![1, 2], vec![1, 2]));
+        assert_eq!((number("t"), number("t_holm"), number("sign")), (vec![0, 2], vec![0, 1], vec![0, 0]));
+        let largest = counts.column("largest_at").unwrap().str().unwrap().get(1).unwrap().to_owned();
+        assert_eq!(largest, "o, tokens 24 to 31 of a chunk");
+        let rows = bias_tests(&all).unwrap();
+        assert_eq!(rows.height(), 3);
+        assert_eq!(rows.column("part").unwrap().u32().unwrap().get(0), Some(3));
+        assert!(bias_tests(&[]).is_err());
+    }
+
+    #[test]
+    fn recorded_biases_have_a_row_each() {
+        let bias = record::Bias { tensor: "o".to_owned(), bias_u: -1.5, tests: 27, ..record::Bias::default() };
+        let record = Record::new(&Environment::default(), &Workload::default(), Measurement::Bias(bias));
+        let table = recorded_biases(&[record]).unwrap();
+        assert_eq!(table.column("bias_u").unwrap().f64().unwrap().get(0), Some(-1.5));
+        assert!(recorded_biases(&[]).is_err());
+    }
+}
