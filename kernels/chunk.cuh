@@ -1,12 +1,17 @@
 // What the four kernels of the chunk form share: their parameters, the workspace, the sizes that are compiled in.
 //
 // Compiled in (by -D): MODE (tile.cuh), INPUT (float, bf16 or f16: the format of q, k, v, do, o, dq, dk, dv), KD and VD
-// (d_k, d_v), CHUNK (tokens of a chunk, C), and for each kernel its own numbers of warps and of pipeline stages.
+// (d_k, d_v), CHUNK (tokens of a chunk, C), and for each kernel its own numbers of warps and of pipeline stages. With
+// CHANNELS, gates are those of GDN-2, one for each channel, and GATE is the format of b, w, db and dw.
 //
 // Notation of README.md. Chunks are numbered through all sequences; a sequence starts a chunk of its own, so a chunk
 // never holds tokens of two sequences, and what lies beyond its last token is padding: k = q = v = do = beta = g = 0.
 #pragma once
 #include "tile.cuh"
+
+#ifndef CHANNELS
+#define CHANNELS 0
+#endif
 
 // Row i of the keys in the workspace is K'_i = 2^-e k_i with |K'_i| in [1, 2), and rk_i turns it into the key that the
 // recurrence sees: rk_i K'_i = k_i, or k_i / |k_i| where keys are normalised in the kernel. Likewise rq_i Q'_i = s q_i.
@@ -23,6 +28,23 @@ enum Coefficient {
     MOST,        // not by tokens: the largest magnitude in each row up to WRITE
     COEFFICIENTS
 };
+
+#if CHANNELS
+// GDN-2 decays each channel by itself, so a decay is part of the rows that states are multiplied with (gdn2_prepare.cu):
+// Q'_i, K'_i and B'_i for q_i e^{G_i}, k_i e^{G_C - G_i} and b_i k_i e^{G_i}, each times a power of two of its own. READ, WRITE
+// and QUERY DECAY turn these rows back as they do for GDN. In the place of BETA stands what turns b_i k_i back, so BETA,
+// QUERY and KEY are for rows without a decay, and MOST has the largest element of e^{G_C} in the column KEY.
+struct ChannelTensors {
+    const GATE* b;       // (T, HV, K): erase gate
+    const GATE* w;       // (T, HV, V): write gate
+    GATE* db;            // (T, HV, K)
+    GATE* dw;            // (T, HV, V)
+    operand* write_keys; // (chunk, HV, C, K+): K'; `keys` is B' and (chunk, HV, C, K+), and so is `queries`
+    float* d_queries;    // (T, HV, K): dq of each value head where several share a q/k head, else null
+    float* d_keys;       // (T, HV, K): dk likewise
+    float lower_bound;   // of the log decay where it is made of a raw gate; 0 where there is none
+};
+#endif
 
 // Everything that a call needs. Tensors are dense and row-major; (T, ...) is the flattened token axis B * T.
 struct ChunkParams {
@@ -84,6 +106,10 @@ struct ChunkParams {
     float norm_epsilon;  // below 0: q and k are not normalised
     float beta_scale;    // 0: beta is given; else beta = beta_scale * sigmoid(logit)
     int state_transposed; // states outside the workspace are (V, K) instead of (K, V)
+#if CHANNELS
+    // g is (T, HV, K), so is dg; beta and dbeta are null; dt_bias is (HV, K).
+    ChannelTensors channels;
+#endif
 };
 
 constexpr int ROW_PITCH = KD + PAD;      // of K' and Q' in shared memory
@@ -91,6 +117,8 @@ constexpr int SQUARE_PITCH = CHUNK + PAD; // of T and the scores
 constexpr int ROW_TILE = CHUNK * ROW_PITCH;       // operands of a tile of K' or Q'
 constexpr int SQUARE_TILE = CHUNK * SQUARE_PITCH; // operands of T or the scores of a chunk
 constexpr int TILES = CHUNK / 16;
+// Numbers of a chunk and value head in `coefficients`: rows by tokens, then e^{G_C} by channels.
+constexpr int COEFFICIENT_NUMBERS = COEFFICIENTS * CHUNK + (CHANNELS ? KD : 0);
 
 static_assert(CHUNK == 32 || CHUNK == 64, "a chunk has 32 or 64 tokens");
 static_assert(KD % 32 == 0 && VD % 32 == 0 && KD <= 256 && VD <= 256, "head dimensions are multiples of 32 up to 256");

@@ -11,6 +11,8 @@
 // arrives at the start of a segment from its own outputs (chunk_join.cu adds what comes through it from later segments).
 //
 // The adjoint solve is a product with the T of the forward, so neither dT nor T^T dT T^T is ever formed.
+//
+// For GDN-2 the decays are part of the rows (chunk.cuh), and gdn2_gradient.cu makes dv and dw of Y.
 #include "chunk_sweep.cuh"
 
 // What the two warps of a group tell each other in a chunk; a single warp needs no such memory.
@@ -32,7 +34,7 @@ template <bool Starts> __device__ __forceinline__ void sweep(const ChunkParams& 
     wait_for_kernel_before();
     if (Starts && segment.first) return;
     const int begin = segment.begin, end = segment.end;
-    Pipeline<true> pipeline = {p, p.d_o, end - 1, -1, end - begin, segment.token, segment.tokens, head,
+    Pipeline<true, false> pipeline = {p, p.d_o, end - 1, -1, end - begin, segment.token, segment.tokens, head,
                                head / (p.value_heads / p.qk_heads), (int)blockIdx.x * COLUMNS,
                                shared + EXCHANGES};
 #if BULK_COPY
@@ -73,7 +75,7 @@ template <bool Starts> __device__ __forceinline__ void sweep(const ChunkParams& 
 
         // dU^T = dS^T (weighted k)^T ...
         OwnTokens adjoint, product;
-        product_with_tokens(adjoint, x.sums[at.half], state, stage.keys, held.inverse * unit, at);
+        product_with_tokens(adjoint, x.sums[at.half], state, stage.write_keys, held.inverse * unit, at);
         load_values(product, stage.values, at);
         const float largest_d_output = largest_of(product);
         if (!Starts) keep_scale(p.d_o_scales, part, scale_for(largest_d_output).inverse, at);
@@ -120,14 +122,14 @@ template <bool Starts> __device__ __forceinline__ void sweep(const ChunkParams& 
         }
 
         // dS^T <- e^{G_C} dS^T + (weighted do)^T Q'; what Y adds follows below.
-        const float decay = weight[DECAY * CHUNK + CHUNK - 1];
+        const float decay = largest_decay(weight);
         Scale next = smaller(scale_for(largest_state), read);
         float added_inverse = read.inverse;
         if (SPLIT == 2) {
             next = smaller(next, reads_too.parts[0].scale);
             added_inverse = fmaxf(added_inverse, reads_too.parts[0].scale.inverse);
         }
-        multiply(state, decay * ratio(next, held));
+        decay_state(state, decay, weight, ratio(next, held), at);
         held = next;
         add_to_state(state, held, reads, reads_too, stage.queries, at);
         group_sync(at);
@@ -188,9 +190,11 @@ template <bool Starts> __device__ __forceinline__ void sweep(const ChunkParams& 
             // ... for the gradient of the keys, and dv = beta Y
             store_columns(product, stage.values, (Operand*)p.adjoints + square * CHUNK * VD + first_column, VD, CHUNK, at);
             keep_scale(p.adjoint_scales, part, kept.inverse, at);
+#if !CHANNELS
             weight_tokens(product, weight + BETA * CHUNK, kept.inverse, at);
             INPUT* to = p.dv + ((long long)pipeline.token_of(turn) * p.value_heads + head) * VD + first_column;
             store_columns(product, stage.values, to, (long long)p.value_heads * VD, pipeline.length_of(turn), at);
+#endif
         }
 
         pipeline.leave(turn);

@@ -8,7 +8,11 @@
 // Everything is computed transposed, with S^T as the left operand. Compiled three times: chunk_forward gives o and the
 // final state; chunk_states gives the backward what it needs, the state at the start of each chunk and U, and no output;
 // chunk_segment_ends gives, for a sequence that is cut, what a segment makes of a zero state and of each unit vector
-// (chunk_join.cu makes of these the state at the start of each segment).
+// (chunk_join.cu makes of these the state at the start of each segment). For GDN-2 chunk_retain is chunk_forward and
+// chunk_states at once, with the bits of both.
+//
+// For GDN-2 the decays are part of the rows, so R = w v - B' S, o = Q' S + P U and S <- Diag(e^{G_C}) S + K'^T U, up to the
+// powers of two that READ, WRITE, QUERY and DECAY are then.
 //
 // f16 operands: S is held times a power of two that follows its largest element, and R and U get their own.
 #include "chunk_sweep.cuh"
@@ -22,10 +26,12 @@ template <bool Rest> struct Exchange {
     float largest_state[SPLIT];
 };
 
-enum Pass { OUTPUT, STATES, ENDS };
+enum Pass { OUTPUT, STATES, ENDS, BOTH };
 
 template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
-    constexpr bool Output = Of == OUTPUT, Rest = HAS_REST && Of != OUTPUT;
+    constexpr bool Output = Of == OUTPUT || Of == BOTH, Keep = Of == STATES || Of == BOTH;
+    // The rows of GDN-2 are rounded for their decay, so the rest of the other operand alone would not help.
+    constexpr bool Rest = HAS_REST && !CHANNELS && Of != OUTPUT;
     extern __shared__ __align__(128) u8 shared[];
     constexpr int EXCHANGES = SPLIT == 2 ? GROUPS * (int)sizeof(Exchange<Rest>) : 0;
     const int head = blockIdx.y;
@@ -38,7 +44,7 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
     const int begin = segment.begin, end = segment.end;
     if (identity) segment.tokens = 0; // v = 0
     const int first_of_block = ((int)blockIdx.x - (identity ? VD / COLUMNS : 0)) * COLUMNS;
-    Pipeline<Output> pipeline = {p, p.v, begin, 1, end - begin, segment.token, segment.tokens, head,
+    Pipeline<Output, CHANNELS> pipeline = {p, p.v, begin, 1, end - begin, segment.token, segment.tokens, head,
                                head / (p.value_heads / p.qk_heads), identity ? 0 : first_of_block,
                                shared + EXCHANGES};
 #if BULK_COPY
@@ -72,7 +78,7 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
         const long long part = square * (VD / 16) + first_column / 16;
 
         rescale(state, held, scale_for(largest_state));
-        if (Of == STATES) {
+        if (Keep) {
             keep_state(state, p.states + square * VD * KD, first_column, at);
             keep_scale(p.state_scales, part, held.inverse, at);
         }
@@ -81,11 +87,22 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
         OwnTokens right, writes, output;
         product_with_tokens(right, x.sums[at.half], state, stage.keys, held.inverse, at);
         load_values(writes, stage.values, at);
+#if CHANNELS
+        {
+            OwnTokens gates;
+            load_columns<GATE, GATE_PITCH>(gates, stage.gates, at);
+#pragma unroll
+            for (int n = 0; n < C_PART / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) writes[n][e] *= gates[n][e];
+        }
+#endif
         group_sync(at);
         const float read_unit = add_sums(right, held.inverse, x.sums[SPLIT - 1 - at.half], at);
 #pragma unroll
         for (int n = 0; n < C_PART / 8; ++n) {
-            const float2 beta = *(const float2*)(weight + BETA * CHUNK + at.first_token + 8 * n + 2 * at.quad);
+            float2 beta = make_float2(1.0f, 1.0f);
+            if (!CHANNELS) beta = *(const float2*)(weight + BETA * CHUNK + at.first_token + 8 * n + 2 * at.quad);
             float2 read = *(const float2*)(weight + READ * CHUNK + at.first_token + 8 * n + 2 * at.quad);
             read.x *= read_unit;
             read.y *= read_unit;
@@ -131,13 +148,14 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
         if (Output) {
             own = operands_of(writes, unit, plain);
             if (SPLIT == 2 && at.half == 0) pass(x.plain, own, at);
-        } else if (Of == STATES) {
+        }
+        if (Keep) {
             multiply(writes, unit);
             store_columns(writes, stage.values, (Operand*)p.writes + square * CHUNK * VD + first_column, VD, CHUNK, at);
             keep_scale(p.write_scales, part, plain.inverse, at);
         }
         // The largest of what is left: a decay may have wiped out the largest U.
-        weight_tokens(writes, weight + WRITE * CHUNK, Of == STATES ? plain.inverse : right_scale.inverse, at);
+        weight_tokens(writes, weight + WRITE * CHUNK, Keep ? plain.inverse : right_scale.inverse, at);
         const Scale added = scale_for(largest_of(writes));
         Update<Rest> weighted = update_of<Rest>(writes, added), weighted_too;
         float largest_before = largest_state;
@@ -175,16 +193,16 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkParams& p) {
         }
 
         // S^T <- e^{G_C} S^T + (weighted U)^T K'
-        const float decay = weight[DECAY * CHUNK + CHUNK - 1];
+        const float decay = largest_decay(weight);
         Scale next = smaller(scale_for(largest_state), added);
         float added_inverse = added.inverse;
         if (SPLIT == 2) {
             next = smaller(next, weighted_too.parts[0].scale);
             added_inverse = fmaxf(added_inverse, weighted_too.parts[0].scale.inverse);
         }
-        multiply(state, decay * ratio(next, held));
+        decay_state(state, decay, weight, ratio(next, held), at);
         held = next;
-        add_to_state(state, held, weighted, weighted_too, stage.keys, at);
+        add_to_state(state, held, weighted, weighted_too, stage.write_keys, at);
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1)
             largest_state = largest_of(state) * held.inverse;
         else // the scales say what the largest of the added operands are, up to a factor of 2
@@ -212,6 +230,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_forward(const __g
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_states(const __grid_constant__ ChunkParams p) {
     sweep<STATES>(p);
 }
+
+#if CHANNELS
+extern "C" __global__ void __launch_bounds__(THREADS, 1) chunk_retain(const __grid_constant__ ChunkParams p) {
+    sweep<BOTH>(p);
+}
+#endif
 
 #if CUT
 // Grid: (V + K) / COLUMNS, HV, segments.

@@ -32,26 +32,34 @@ static_assert(VD % COLUMNS == 0, "the columns of a block divide V");
 
 struct Stage {
     operand* keys;
+    operand* write_keys; // the keys that write into the state; for GDN those that read from it
     operand* queries;
     operand* inverse;
     operand* scores;
     float* coefficients;
     u8* values; // v or do, then the place where a warp turns its results around
+    u8* gates;  // w
 };
 
 constexpr int ROW_TILE_BYTES = ROW_TILE * OPERAND_BYTES;
 constexpr int SQUARE_BYTES = SQUARE_TILE * OPERAND_BYTES;
-constexpr int COEFFICIENT_BYTES = COEFFICIENTS * CHUNK * 4;
+constexpr int COEFFICIENT_BYTES = COEFFICIENT_NUMBERS * 4;
+#if CHANNELS
+constexpr int GATE_PITCH = COLUMNS * (int)sizeof(GATE) + 16; // bytes
+#else
+constexpr int GATE_PITCH = 0;
+#endif
 
-template <bool Queries> __device__ constexpr int stage_bytes() {
-    return (Queries ? 2 : 1) * (ROW_TILE_BYTES + SQUARE_BYTES) + COEFFICIENT_BYTES + CHUNK * VALUE_PITCH;
+template <bool Queries, bool Gates> __device__ constexpr int stage_bytes() {
+    return (Queries ? 2 : 1) * (ROW_TILE_BYTES + SQUARE_BYTES) + (CHANNELS ? ROW_TILE_BYTES : 0) + COEFFICIENT_BYTES +
+           CHUNK * (VALUE_PITCH + (Gates ? GATE_PITCH : 0));
 }
 
 // Chunks whose copies are on their way while one is computed.
 constexpr int AHEAD = STAGES == 1 ? 1 : STAGES - 1;
 
 // The tiles of the chunks on their way through shared memory, in the order in which the sweep takes them.
-template <bool Queries> struct Pipeline {
+template <bool Queries, bool Gates> struct Pipeline {
     const ChunkParams& p;
     const INPUT* source; // v or do
     int first, step, turns; // first chunk, 1 or -1, number of chunks
@@ -63,16 +71,22 @@ template <bool Queries> struct Pipeline {
 #endif
 
     __device__ __forceinline__ Stage stage(int turn) const {
-        u8* at = shared + (STAGES == 1 ? 0 : turn % STAGES) * stage_bytes<Queries>();
+        u8* at = shared + (STAGES == 1 ? 0 : turn % STAGES) * stage_bytes<Queries, Gates>();
         Stage stage;
-        stage.keys = (operand*)at;
+        stage.keys = stage.write_keys = (operand*)at;
         at += ROW_TILE_BYTES;
+        if (CHANNELS) {
+            stage.write_keys = (operand*)at;
+            at += ROW_TILE_BYTES;
+        }
         stage.inverse = (operand*)at;
         at += SQUARE_BYTES;
         stage.coefficients = (float*)at;
         at += COEFFICIENT_BYTES;
         stage.values = at;
         at += CHUNK * VALUE_PITCH;
+        stage.gates = at;
+        if (Gates) at += CHUNK * GATE_PITCH;
         stage.queries = (operand*)at;
         at += ROW_TILE_BYTES;
         stage.scores = (operand*)at;
@@ -106,23 +120,30 @@ template <bool Queries> struct Pipeline {
 #if BULK_COPY
         if (threadIdx.x == 0) {
             Barrier* barrier = arrived + (STAGES == 1 ? 0 : turn % STAGES);
-            const long long tile = ((long long)chunk * p.qk_heads + qk_head) * ROW_TILE;
             const long long square = (long long)chunk * p.value_heads + head;
-            barrier_expect(barrier, (Queries ? 2 : 1) * (ROW_TILE_BYTES + SQUARE_BYTES) + COEFFICIENT_BYTES);
+            const long long tile = (CHANNELS ? square : (long long)chunk * p.qk_heads + qk_head) * ROW_TILE;
+            barrier_expect(barrier, (Queries ? 2 : 1) * (ROW_TILE_BYTES + SQUARE_BYTES) + COEFFICIENT_BYTES +
+                                        (CHANNELS ? ROW_TILE_BYTES : 0));
             copy_bulk(to.keys, p.keys + tile, ROW_TILE_BYTES, barrier);
+#if CHANNELS
+            copy_bulk(to.write_keys, p.channels.write_keys + tile, ROW_TILE_BYTES, barrier);
+#endif
             copy_bulk(to.inverse, p.inverse + square * SQUARE_TILE, SQUARE_BYTES, barrier);
-            copy_bulk(to.coefficients, p.coefficients + square * COEFFICIENTS * CHUNK, COEFFICIENT_BYTES, barrier);
+            copy_bulk(to.coefficients, p.coefficients + square * COEFFICIENT_NUMBERS, COEFFICIENT_BYTES, barrier);
             if (Queries) {
                 copy_bulk(to.queries, p.queries + tile, ROW_TILE_BYTES, barrier);
                 copy_bulk(to.scores, p.scores + square * SQUARE_TILE, SQUARE_BYTES, barrier);
             }
         }
 #else
-        const long long tile = ((long long)chunk * p.qk_heads + qk_head) * ROW_TILE;
         const long long square = (long long)chunk * p.value_heads + head;
+        const long long tile = (CHANNELS ? square : (long long)chunk * p.qk_heads + qk_head) * ROW_TILE;
         copy_block<THREADS>(to.keys, p.keys + tile, ROW_TILE_BYTES);
+#if CHANNELS
+        copy_block<THREADS>(to.write_keys, p.channels.write_keys + tile, ROW_TILE_BYTES);
+#endif
         copy_block<THREADS>(to.inverse, p.inverse + square * SQUARE_TILE, SQUARE_BYTES);
-        copy_block<THREADS>(to.coefficients, p.coefficients + square * COEFFICIENTS * CHUNK, COEFFICIENT_BYTES);
+        copy_block<THREADS>(to.coefficients, p.coefficients + square * COEFFICIENT_NUMBERS, COEFFICIENT_BYTES);
         if (Queries) {
             copy_block<THREADS>(to.queries, p.queries + tile, ROW_TILE_BYTES);
             copy_block<THREADS>(to.scores, p.scores + square * SQUARE_TILE, SQUARE_BYTES);
@@ -133,6 +154,11 @@ template <bool Queries> struct Pipeline {
         const INPUT* values = source + (long long)token_of(turn) * pitch + head * VD + first_column;
         copy_rows<THREADS>(to.values, VALUE_PITCH, values, pitch * (int)sizeof(INPUT), CHUNK, COLUMNS * (int)sizeof(INPUT),
                            length_of(turn));
+#if CHANNELS
+        if (Gates)
+            copy_rows<THREADS>(to.gates, GATE_PITCH, p.channels.w + (values - source), pitch * (int)sizeof(GATE), CHUNK,
+                               COLUMNS * (int)sizeof(GATE), length_of(turn));
+#endif
         copy_async_commit();
     }
 
@@ -319,33 +345,37 @@ __device__ __forceinline__ void keep_scale(float* to, long long part, float inve
     if (at.lane < 2 / SPLIT) to[2 * part + at.half + at.lane] = inverse;
 }
 
-// The group's columns of the warp's tokens of v or do, transposed: rows are columns of V, columns are tokens.
-__device__ __forceinline__ void load_values(OwnTokens& tiles, const u8* values, const Place& at) {
-    const u8* from = values + at.first_token * VALUE_PITCH + 16 * at.group * (int)sizeof(INPUT);
-    if constexpr (sizeof(INPUT) == 2) {
+// The group's columns of the warp's tokens of v, do or w, transposed: rows are columns of V, columns are tokens.
+template <class T, int PitchBytes>
+__device__ __forceinline__ void load_columns(OwnTokens& tiles, const u8* values, const Place& at) {
+    const u8* from = values + at.first_token * PitchBytes + 16 * at.group * (int)sizeof(T);
+    if constexpr (sizeof(T) == 2) {
         // Two matrices of 8 tokens times 8 columns for each tile, two tiles at once.
         const u32 address =
-            shared_address(from) + ((at.lane & 7) + (at.lane >> 4) * 8) * VALUE_PITCH + ((at.lane >> 3) & 1) * 16;
+            shared_address(from) + ((at.lane & 7) + (at.lane >> 4) * 8) * PitchBytes + ((at.lane >> 3) & 1) * 16;
 #pragma unroll
         for (int n = 0; n < C_PART / 8; n += 2) {
             u32 pairs[4];
-            load_matrices_transposed(pairs, address + 8 * n * VALUE_PITCH);
+            load_matrices_transposed(pairs, address + 8 * n * PitchBytes);
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                INPUT x;
+                T x;
                 *(u16*)&x = (u16)(pairs[e / 2] >> (16 * (e % 2)));
                 tiles[n + e / 4][e % 4] = to_float(x);
             }
         }
     } else {
-        constexpr int PITCH = VALUE_PITCH / (int)sizeof(INPUT);
+        constexpr int PITCH = PitchBytes / (int)sizeof(T);
 #pragma unroll
         for (int n = 0; n < C_PART / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 tiles[n][e] = to_float(
-                    ((const INPUT*)from)[(8 * n + 2 * at.quad + e % 2) * PITCH + at.row + 8 * (e / 2)]);
+                    ((const T*)from)[(8 * n + 2 * at.quad + e % 2) * PITCH + at.row + 8 * (e / 2)]);
     }
+}
+__device__ __forceinline__ void load_values(OwnTokens& tiles, const u8* values, const Place& at) {
+    load_columns<INPUT, VALUE_PITCH>(tiles, values, at);
 }
 
 // How an element is rounded on its way out: to the format of the inputs, or to an operand.
@@ -475,6 +505,29 @@ __device__ __forceinline__ void keep_state(const OwnState& state, operand* to, i
         store_pair(first, state[n][0], state[n][1]);
         store_pair(first + 8 * KD, state[n][2], state[n][3]);
     }
+}
+
+// The decay of a chunk, or the largest of its channels; `weight` are the coefficients of the chunk.
+__device__ __forceinline__ float largest_decay(const float* weight) {
+    return CHANNELS ? weight[MOST * CHUNK + KEY] : weight[DECAY * CHUNK + CHUNK - 1];
+}
+// Multiplies a state by the decay of its chunk and by `factor`.
+__device__ __forceinline__ void decay_state(OwnState& state, float largest, const float* weight, float factor, const Place& at) {
+#if CHANNELS
+    const float* decays = weight + COEFFICIENTS * CHUNK + at.first_k + 2 * at.quad;
+#pragma unroll
+    for (int n = 0; n < K_PART / 8; ++n) {
+        float2 decay = *(const float2*)(decays + 8 * n);
+        decay.x *= factor;
+        decay.y *= factor;
+        state[n][0] *= decay.x;
+        state[n][1] *= decay.y;
+        state[n][2] *= decay.x;
+        state[n][3] *= decay.y;
+    }
+#else
+    multiply(state, largest * factor);
+#endif
 }
 
 // Brings a state into the range of its format.

@@ -103,6 +103,7 @@ pub fn operators() -> &'static [Operator] {
         recurrent::OPERATOR,
         decode::OPERATOR,
         chunk::OPERATOR,
+        chunk::gdn2::OPERATOR,
         copy::OPERATOR,
         attention::OPERATOR,
         attention::math::OPERATOR,

@@ -9,11 +9,12 @@ use super::{HEAD_DIMS, Mode};
 use crate::cuda::{Build, Gpu, source};
 use crate::precision::Format;
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// Lanes of a warp.
 const LANES: usize = 32;
 /// Columns of V that a group of warps of a sweep takes.
-const GROUP_COLUMNS: usize = 16;
+pub(super) const GROUP_COLUMNS: usize = 16;
 /// Operands between two rows in shared memory (`PAD`).
 pub(super) const PAD: usize = 8;
 /// Numbers of a token in `coefficients` (`COEFFICIENTS`).
@@ -21,11 +22,11 @@ pub(super) const COEFFICIENTS: usize = 9;
 /// Value heads of a block of the preparation, at the most (`MOST_HEADS`).
 const MOST_HEADS: usize = 4;
 /// No less than the static shared memory of the sweeps: barriers.
-const SWEEP_STATIC_BYTES: usize = 1024;
+pub(super) const SWEEP_STATIC_BYTES: usize = 1024;
 /// Groups of warps in a block of a sweep, the most first: as many as there are registers for.
-const GROUPS: [usize; 5] = [8, 4, 3, 2, 1];
+pub(super) const GROUPS: [usize; 5] = [8, 4, 3, 2, 1];
 /// Warps of a block of a sweep, at the most.
-const MOST_WARPS: usize = 8;
+pub(super) const MOST_WARPS: usize = 8;
 /// Value heads from which one warp takes all of K: they fill the GPU well enough, even those of a single sequence.
 const MANY_VALUE_HEADS: usize = 24;
 /// Segments of a long sequence, times value heads: with the columns of the identity beside those of V, they fill the GPU
@@ -37,7 +38,7 @@ const LEAST_SEGMENTS: usize = 3;
 /// Key dimensions from which two warps share K whatever the heads, since one has too few registers.
 const LARGE_KEY_DIM: usize = 192;
 /// Chunks of a sweep in shared memory at once, at the most.
-const MOST_STAGES: usize = 4;
+pub(super) const MOST_STAGES: usize = 4;
 /// Columns of V in a block of the gradient's stream, and its stages, the best first.
 const GRADIENT_TILES: &[(usize, usize)] = &[(128, 2), (64, 2), (32, 3), (32, 2), (16, 2), (16, 1)];
 
@@ -141,17 +142,19 @@ impl Variant {
         if segments >= LEAST_SEGMENTS { segments } else { 1 }
     }
 
-    /// The name of the input format in CUDA.
-    fn input_in_cuda(&self) -> Result<&'static str> {
-        match self.input {
-            Format::F32 => Ok("float"),
-            Format::Bf16 => Ok("bf16"),
-            Format::F16 => Ok("f16"),
-            other => Err(Error::input(format!("chunk: inputs in {other}: expected f32, bf16 or f16"))),
-        }
+    /// What there is to do side by side for `sequences`; an empty one is nothing.
+    pub fn work(&self, sequences: &[Range<usize>]) -> Work {
+        let segments = |tokens: &Range<usize>| self.segments(tokens.len().div_ceil(self.chunk()));
+        let lengths = || sequences.iter().filter(|tokens| !tokens.is_empty()).map(segments);
+        Work { heads: lengths().sum::<usize>().saturating_mul(self.value_heads), cut: lengths().any(|n| n > 1) }
     }
 
-    fn defines(&self) -> Result<Vec<(&'static str, String)>> {
+    /// The name of the input format in CUDA.
+    fn input_in_cuda(&self) -> Result<&'static str> {
+        in_cuda(self.input)
+    }
+
+    pub(super) fn defines(&self) -> Result<Vec<(&'static str, String)>> {
         Ok(vec![
             ("MODE", self.mode.number().to_string()),
             ("INPUT", self.input_in_cuda()?.to_owned()),
@@ -275,7 +278,7 @@ impl Config {
 
     /// No less than what the two warps of a group exchange in a sweep (`Exchange`), in bytes: sums of 16 columns by the
     /// tokens of the chunk, and seven sets of left operands (`Left`) of half the chunk, each with a scale; and two numbers.
-    fn exchange_bytes(&self) -> usize {
+    pub(super) fn exchange_bytes(&self) -> usize {
         if self.variant.split() == 1 {
             return 0;
         }
@@ -316,7 +319,7 @@ impl Config {
         self.build("chunk_prepare", &[])
     }
 
-    fn sweep_defines(&self) -> Vec<(&'static str, usize)> {
+    pub(super) fn sweep_defines(&self) -> Vec<(&'static str, usize)> {
         let shape = [("SPLIT", self.variant.split()), ("GROUPS", self.groups), ("STAGES", self.stages)];
         let cut = self.cut.then_some(("CUT", 1));
         shape.into_iter().chain(cut).collect()
@@ -358,6 +361,16 @@ impl Config {
         let mut defines = self.variant.defines()?;
         defines.extend(own.iter().map(|&(name, value)| (name, value.to_string())));
         Ok(Build { source: source(file)?, defines })
+    }
+}
+
+/// The name of a format in CUDA.
+pub(super) fn in_cuda(format: Format) -> Result<&'static str> {
+    match format {
+        Format::F32 => Ok("float"),
+        Format::Bf16 => Ok("bf16"),
+        Format::F16 => Ok("f16"),
+        other => Err(Error::input(format!("chunk: inputs in {other}: expected f32, bf16 or f16"))),
     }
 }
 

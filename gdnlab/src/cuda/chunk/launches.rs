@@ -14,7 +14,7 @@ const GATE_HEADS: usize = 32;
 const GATE_THREADS: u32 = 256;
 
 /// Threads of a block that joins segments.
-const JOIN_THREADS: usize = 256;
+pub(super) const JOIN_THREADS: usize = 256;
 
 /// A kernel with the shape of its launch, by the structure that it takes.
 pub(super) enum Step {
@@ -116,7 +116,7 @@ pub(super) fn gates() -> Result<Build> {
     Ok(Build { source: source("chunk_gates")?, defines: vec![] })
 }
 
-fn grid(blocks: [usize; 3], threads: usize, shared_bytes: usize) -> Result<Grid> {
+pub(super) fn grid(blocks: [usize; 3], threads: usize, shared_bytes: usize) -> Result<Grid> {
     let number = |size: usize| {
         u32::try_from(size)
             .map_err(|_| Error::input(format!("chunk: {size} blocks in a launch: use a smaller problem")))

@@ -21,6 +21,7 @@
 //! decides on the order of a sum follows from the mode, the head dimensions and the number of value heads ([`config`]).
 
 pub mod config;
+pub mod gdn2;
 mod kernel;
 mod launches;
 mod params;

@@ -357,7 +357,7 @@ fn require(name: &str, address: u64, wanted: bool) -> Result<()> {
 }
 
 /// The significand of a number, from 1 to 2; 1 where it has none.
-fn significand(x: f32) -> f32 {
+pub(super) fn significand(x: f32) -> f32 {
     if x.is_normal() { f32::from_bits(x.to_bits() & 0x007f_ffff | 1f32.to_bits()) } else { 1.0 }
 }
 

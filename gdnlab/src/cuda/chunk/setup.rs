@@ -229,10 +229,7 @@ impl Setup {
 
     /// What there is to do side by side; an empty sequence is nothing.
     pub fn work(&self) -> Work {
-        let variant = self.variant();
-        let segments = |tokens: &Range<usize>| variant.segments(tokens.len().div_ceil(variant.chunk()));
-        let lengths = || self.sequences.iter().filter(|tokens| !tokens.is_empty()).map(segments);
-        Work { heads: lengths().sum::<usize>().saturating_mul(variant.value_heads), cut: lengths().any(|n| n > 1) }
+        self.variant().work(&self.sequences)
     }
 
     /// Refuses what no kernel can take.
@@ -242,26 +239,7 @@ impl Setup {
     pub fn validate(&self) -> Result<()> {
         self.shape.validate()?;
         self.variant().validate()?;
-        let mut end = 0;
-        for (n, tokens) in self.sequences.iter().enumerate() {
-            if tokens.start != end || tokens.end < end {
-                return Err(Error::input(format!(
-                    "chunk: sequence {n} has tokens {tokens:?}: expected them to begin at {end}, where the one before ends"
-                )));
-            }
-            end = tokens.end;
-        }
-        if end != self.tokens() || i32::try_from(end).is_err() {
-            return Err(Error::input(format!(
-                "chunk: the sequences end at token {end}: expected B T = {}, below 2^31",
-                self.tokens()
-            )));
-        }
-        for (name, count) in [("N", self.sequences.len()), ("HV", self.shape.value_heads)] {
-            if count > MAX_BLOCKS {
-                return Err(Error::input(format!("chunk: {name} = {count}: expected {MAX_BLOCKS} at the most")));
-            }
-        }
+        check_sequences(&self.shape, &self.sequences)?;
         let Options { scale, qk_l2norm, beta, .. } = self.options;
         if !scale.is_finite() {
             return Err(Error::input(format!("chunk: scale = {scale}: expected a finite number")));
@@ -276,4 +254,29 @@ impl Setup {
             _ => Ok(()),
         }
     }
+}
+
+/// Refuses sequences that are not side by side on the token axis of `shape`, and more of them than blocks of a launch.
+pub(super) fn check_sequences(shape: &Shape, sequences: &[Range<usize>]) -> Result<()> {
+    let tokens_of_all = shape.batch * shape.tokens;
+    let mut end = 0;
+    for (n, tokens) in sequences.iter().enumerate() {
+        if tokens.start != end || tokens.end < end {
+            return Err(Error::input(format!(
+                "chunk: sequence {n} has tokens {tokens:?}: expected them to begin at {end}, where the one before ends"
+            )));
+        }
+        end = tokens.end;
+    }
+    if end != tokens_of_all || i32::try_from(end).is_err() {
+        return Err(Error::input(format!(
+            "chunk: the sequences end at token {end}: expected B T = {tokens_of_all}, below 2^31"
+        )));
+    }
+    for (name, count) in [("N", sequences.len()), ("HV", shape.value_heads)] {
+        if count > MAX_BLOCKS {
+            return Err(Error::input(format!("chunk: {name} = {count}: expected {MAX_BLOCKS} at the most")));
+        }
+    }
+    Ok(())
 }

@@ -63,13 +63,13 @@ pub(super) struct Extent {
 }
 
 /// Hands out memory from the front; `None` once it is more than can be addressed.
-struct Cut {
-    bytes: Option<usize>,
+pub(super) struct Cut {
+    pub bytes: Option<usize>,
 }
 
 impl Cut {
     /// The offset of the next `count` elements of `size` bytes.
-    fn take(&mut self, size: usize, count: &[usize]) -> usize {
+    pub fn take(&mut self, size: usize, count: &[usize]) -> usize {
         let at = self.bytes.unwrap_or_default();
         let bytes = count.iter().try_fold(size, |product, &n| product.checked_mul(n));
         self.bytes = bytes.and_then(|bytes| self.bytes?.checked_add(bytes)?.checked_next_multiple_of(ALIGNMENT));
