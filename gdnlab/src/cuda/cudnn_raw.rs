@@ -404,8 +404,8 @@ mod tests {
         let error = tensor.choice(Attribute::PointwiseMode, Type::PointwiseMode, 0).err().unwrap().to_string();
         println!("{error}");
         assert!(error.contains("setting PointwiseMode (1 of PointwiseMode) of Tensor: CUDNN_STATUS_"), "{error}");
-        let error = Descriptor::new(cudnn, Kind::Matmul).unwrap().finalized().err().unwrap().to_string();
+        let error = Descriptor::new(cudnn, Kind::OperationMatmul).unwrap().finalized().err().unwrap().to_string();
         println!("{error}");
-        assert!(error.contains("finalizing Matmul: CUDNN_STATUS_"), "{error}");
+        assert!(error.contains("finalizing OperationMatmul: CUDNN_STATUS_"), "{error}");
     }
 }
