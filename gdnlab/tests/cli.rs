@@ -410,7 +410,7 @@ fn a_reader_that_leaves_early_is_no_error() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in ["verify", "reference", "compute", "kernels", "numerics"] {
+    for command in ["verify", "reference", "compute", "kernels", "numerics", "precision"] {
         let output = lab([command, "--help"]);
         assert_code(&output, 0);
         assert!(text(&output.stdout).contains(&format!(":\n  cargo lab {command}")), "{}", text(&output.stdout));
@@ -629,4 +629,36 @@ fn bench_refuses_what_it_cannot_time_before_it_asks_for_a_gpu() {
         assert_code(&output, 2);
         assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
     }
+}
+
+const PRECISION: [&str; 8] = ["precision", "--heads", "1", "--dim", "16", "--tokens", "20", "--again"];
+
+#[test]
+fn precision_prints_a_table_for_each_part() {
+    let output = lab(PRECISION.into_iter().chain(["steps", "forward", "--seed", "1", "2"]));
+    assert_code(&output, 0);
+    let stdout = text(&output.stdout);
+    assert_eq!(stdout.matches("one step rounded, relative RMS error of o in %, T = 20, H = 1, seed").count(), 2);
+    assert_eq!(stdout.matches("282 forward policies, error of o at most 0.8 %").count(), 2, "{stdout}");
+    assert!(stdout.contains("all intermediates, bf16 output") && stdout.contains("cheapest with fp16"), "{stdout}");
+    assert!(text(&output.stderr).starts_with("[1/49] fp64 chunk algebra: none"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn precision_gives_records_as_json_lines() {
+    let output = lab(PRECISION.into_iter().chain(["steps", "diagnosis", "--json"]));
+    assert_code(&output, 0);
+    let records = gdnlab::record::parse(text(&output.stdout), Path::new("standard output")).unwrap();
+    assert_eq!(records.len(), 49 * 9 + 5);
+    assert!(records.iter().all(|record| record.precision().is_some_and(|found| found.errors.nonfinite == 0)));
+    assert!(records.iter().all(|record| record.workload.op.as_deref() == Some("gdn2")));
+}
+
+#[test]
+fn precision_refuses_what_it_cannot_run() {
+    assert_refused(&lab(["precision", "--heads", "0"]), &["HV = 0"]);
+    assert_refused(&lab(["precision", "--dim", "1000"]), &["K = 1000: expected 1 to 256"]);
+    assert_refused(&lab(["precision", "steps", "--tokens", "65"]), &["65 tokens", "at most 64"]);
+    assert_refused(&lab(["precision", "diagnosis", "--tokens", "1000000000"]), &["needs about", "GB"]);
+    assert_code(&lab(["precision", "search"]), 2);
 }

@@ -33,13 +33,10 @@ pub fn error_by_step_and_tensor(tables: &[Named<'_>], threshold_pct: f64, footer
     let counts = panels.iter().map(|panel| {
         let cells = panel.columns.iter().flat_map(|(_, errors)| errors.iter().flatten());
         let above = cells.filter(|error| **error > threshold_pct).count();
-        format!("{above} in {}", panel.label)
+        format!("{} in {}", if above == 0 { "none".to_owned() } else { above.to_string() }, panel.label)
     });
-    let title = format!(
-        "Errors above {} %: {}",
-        super::panel::three_digits(threshold_pct),
-        counts.collect::<Vec<_>>().join(", ")
-    );
+    let threshold = super::panel::three_digits(threshold_pct);
+    let title = format!("Errors above {threshold} %: {}", counts.collect::<Vec<_>>().join(", "));
     let height = HEIGHT + ROW_HEIGHT * steps.len() as i32;
     let worst: Vec<String> = panels.iter().map(Heat::worst).collect();
     let description =
@@ -96,7 +93,8 @@ impl<'a> Heat<'a> {
         (left, right): (i32, i32),
         threshold_pct: f64,
     ) -> Result<(), DrawError> {
-        canvas.draw_text(self.label, &style::bold(LABEL, INK, HPos::Left, VPos::Center), (left, TOP - 70))?;
+        let heading = format!("rounded to {}", self.label);
+        canvas.draw_text(&heading, &style::bold(LABEL, INK, HPos::Left, VPos::Center), (left, TOP - 70))?;
         let width = (right - left) / self.columns.len().max(1) as i32;
         for (index, (tensor, errors)) in self.columns.iter().enumerate() {
             let x = left + width * index as i32;

@@ -6,6 +6,7 @@ use super::rounding::format_color;
 use super::style::{self, ACCENT, FAINT, INK, LABEL, SMALL, TITLE};
 use super::{Canvas, DrawError, Figure};
 use crate::precision::Format;
+use crate::table::format_label;
 use crate::table::rows::{distinct, numbers, texts};
 use crate::{Error, Result};
 use gdnlab_deps::plotters::element::DashedPathElement;
@@ -21,10 +22,11 @@ const TOP: i32 = 210;
 const BOTTOM: i32 = 800;
 const GAP: i32 = 150;
 
-/// How policies are told apart: by the formats that they keep, as [`crate::table::policies`] names them, with a colour and how
-/// far from their bytes they are drawn, so that columns of dots do not hide each other.
-const KINDS: [(&str, Format, i32); 3] =
-    [("bf16 and fp32", Format::Bf16, -14), ("bf16 and fp16", Format::F16, 0), ("fp16 and fp32", Format::F32, 14)];
+/// How policies are told apart: by the formats that they keep, as [`crate::table::policies`] names them, and a colour.
+const KINDS: [(&str, Format); 3] =
+    [("bf16 and fp32", Format::Bf16), ("bf16 and fp16", Format::F16), ("fp16 and fp32", Format::F32)];
+/// Share of a panel left of the cheapest policies, for their names.
+const NAMES: f64 = 0.47;
 
 /// Draws, of a table of [`crate::table::policies`], a panel per write form: a dot for each policy at its bytes per token and
 /// head and its error in percent, a line along the front, and a dashed line at `threshold_pct`. What `proposals`, the table of
@@ -129,20 +131,20 @@ struct Plot<'a> {
 impl Plot<'_> {
     /// The price of the cheapest policies that meet the threshold, in bytes more than bf16.
     fn title(&self) -> String {
-        let price = |kind: &str| {
+        let price = |kind: &&str| {
             let of_kind = self.marks.iter().filter(|mark| mark.proposal == format!("cheapest with {kind}"));
             let cheapest = of_kind.min_by(|a, b| a.bytes.total_cmp(&b.bytes))?;
             Some(match cheapest.more_bytes_pct {
-                more if more < 0.05 => format!("with {kind} no byte more"),
-                more => format!("with {kind} {more:.0} % more bytes"),
+                more if more < 0.05 => format!("no more bytes with {kind}"),
+                more => format!("{more:.0} % more bytes with {kind}"),
             })
         };
-        let prices: Vec<String> = ["fp32", "fp16"].into_iter().filter_map(price).collect();
+        let prices: Vec<String> = ["fp32", "fp16"].iter().filter_map(price).collect();
         let threshold = three_digits(self.threshold_pct);
         if prices.is_empty() {
             format!("No policy meets {threshold} %")
         } else {
-            format!("To meet {threshold} % takes, {}", prices.join(", "))
+            format!("Within {threshold} %: {}", prices.join(", "))
         }
     }
 
@@ -163,7 +165,7 @@ impl Plot<'_> {
     fn legend(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
         let ink = style::text(LABEL, INK, HPos::Left, VPos::Center);
         let (mut x, y) = (54, 104);
-        for (kind, format, _) in KINDS {
+        for (kind, format) in KINDS {
             canvas.draw(&Circle::new((x, y), 9, format_color(format).filled()))?;
             canvas.draw_text(kind, &ink, (x + 24, y))?;
             x += 24 + style::width(kind, LABEL) + 56;
@@ -178,9 +180,10 @@ impl Plot<'_> {
         let panel = Panel { left, right: left + pitch - GAP, top: TOP, bottom: BOTTOM };
         let of_form = || self.dots.iter().filter(|dot| dot.form == self.forms[index]);
         let (low, high) = extent(of_form().map(|dot| dot.bytes)).unwrap_or((1.0, 2.0));
-        let margin = 0.06 * (high - low).max(1.0);
-        let x = Linear { low: low - margin, high: high + margin, from: panel.left, to: panel.right };
-        let ticks: Vec<Tick> = x.ticks(5).into_iter().map(|tick| (x.at(tick), format!("{tick:.0}"))).collect();
+        let range = (high - low).max(1.0) / (1.0 - NAMES);
+        let x = Linear { low: low - NAMES * range, high: high + 0.05 * range, from: panel.left, to: panel.right };
+        let ticks = x.ticks(6).into_iter().filter(|tick| *tick >= low - 0.1 * range);
+        let ticks: Vec<Tick> = ticks.map(|tick| (x.at(tick), format!("{tick:.0}"))).collect();
         panel.columns(canvas, &ticks)?;
         panel.rows(canvas, &log_ticks(&self.y))?;
         let tensors = match self.tensors.as_slice() {
@@ -191,18 +194,13 @@ impl Plot<'_> {
         panel.caption(canvas, "bytes kept per token and head")?;
         let at = self.y.at(self.threshold_pct);
         canvas.draw(&DashedPathElement::new([(panel.left, at), (panel.right, at)], 14, 10, ACCENT.stroke_width(4)))?;
-        let note = style::text(SMALL, ACCENT, HPos::Right, VPos::Bottom);
+        let note = style::text(SMALL, ACCENT, HPos::Left, VPos::Bottom);
         let allowed = format!("allowed: {} %", three_digits(self.threshold_pct));
-        canvas.draw_text(&allowed, &note, (panel.right, at - 6))?;
+        canvas.draw_text(&allowed, &note, (panel.left + 10, at - 6))?;
         for dot in of_form().filter(|dot| dot.error_pct.is_finite()) {
-            let kind = KINDS.iter().find(|(kind, ..)| *kind == dot.formats);
-            let single = KINDS.iter().find(|(_, format, _)| crate::table::format_label(*format) == dot.formats);
-            let (color, shift) = match (kind, single) {
-                (Some((_, format, shift)), _) => (format_color(*format), *shift),
-                (_, Some((_, format, _))) => (format_color(*format), 0),
-                _ => (FAINT, 0),
-            };
-            let center = (x.at(dot.bytes) + shift, self.y.at(dot.error_pct));
+            let is_of = |(kind, format): &&(&str, Format)| *kind == dot.formats || format_label(*format) == dot.formats;
+            let color = KINDS.iter().find(is_of).map_or(FAINT, |(_, format)| format_color(*format));
+            let center = (x.at(dot.bytes), self.y.at(dot.error_pct));
             canvas.draw(&Circle::new(center, 7, color.mix(0.8).filled()))?;
         }
         let mut front: Vec<&Dot> = of_form().filter(|dot| dot.on_front).collect();
@@ -212,23 +210,23 @@ impl Plot<'_> {
         self.label(canvas, &panel, &x, &self.forms[index])
     }
 
-    /// Rings around the proposals of a form, and their names at the right of them.
+    /// Rings around the proposals of a form, and their names: left of them where nothing is cheaper, else below.
     fn label(&self, canvas: &Canvas<'_>, panel: &Panel, x: &Linear, form: &str) -> Result<(), DrawError> {
-        let of_form: Vec<&Mark> = self.marks.iter().filter(|mark| mark.form == form).collect();
-        let wanted: Vec<i32> = of_form.iter().map(|mark| self.y.at(mark.error_pct)).collect();
-        let places = super::panel::apart(&wanted, 34);
-        let note = style::text(SMALL, INK, HPos::Left, VPos::Center);
-        for ((mark, y), place) in of_form.into_iter().zip(wanted).zip(places) {
-            let at = x.at(mark.bytes);
-            canvas.draw(&Circle::new((at, y), 15, INK.stroke_width(4)))?;
-            let label = match mark.changed.as_str() {
-                "nothing" => format!("all in bf16: {:.2}", mark.error_pct),
-                changed => format!("{changed}: {:.2}", mark.error_pct),
-            };
-            let from = (at + 40).min(panel.right - style::width(&label, SMALL));
-            let box_ = [(from - 6, place - 15), (from + style::width(&label, SMALL) + 6, place + 15)];
-            canvas.draw(&Rectangle::new(box_, WHITE.mix(0.85).filled()))?;
-            canvas.draw_text(&label, &note, (from, place))?;
+        let of_form = || self.marks.iter().filter(|mark| mark.form == form);
+        let least = of_form().map(|mark| mark.bytes).fold(f64::INFINITY, f64::min);
+        for mark in of_form() {
+            let at = (x.at(mark.bytes), self.y.at(mark.error_pct));
+            canvas.draw(&Circle::new(at, 15, INK.stroke_width(4)))?;
+            let changed = if mark.changed == "nothing" { "all in bf16" } else { &mark.changed };
+            let label = format!("{changed}: {:.2}", mark.error_pct);
+            let left = at.0 - 28;
+            if mark.bytes > least {
+                let half = style::width(&label, SMALL) / 2;
+                let place = (at.0.min(panel.right - half), at.1 + 38);
+                canvas.draw_text(&label, &style::text(SMALL, INK, HPos::Center, VPos::Center), place)?;
+            } else {
+                canvas.draw_text(&label, &style::text(SMALL, INK, HPos::Right, VPos::Center), (left, at.1))?;
+            }
         }
         Ok(())
     }

@@ -27,9 +27,13 @@ fn roundings_are_dots_beside_published_diamonds() {
 #[test]
 fn cells_above_the_threshold_are_counted() {
     let table = df!("step" => ["U", "dU"], "o" => [0.9, 0.0], "dq" => [0.5, 0.81]).unwrap();
-    let figure = error_by_step_and_tensor(&[("bf16", &table), ("fp16", &table)], 0.8, "the source").unwrap();
-    check(&figure, &["Errors above 0.8 %: 2 in bf16, 2 in fp16", "0.90", "·", "dU", "the source"]);
-    assert!(figure.description().contains("The largest in fp16 is 0.90 % of o, with U."), "{}", figure.description());
+    let exact = df!("step" => ["U"], "o" => [1e-6]).unwrap();
+    let figure = error_by_step_and_tensor(&[("bf16", &table), ("fp32", &exact)], 0.8, "the source").unwrap();
+    check(
+        &figure,
+        &["Errors above 0.8 %: 2 in bf16, none in fp32", "rounded to fp32", "0.90", "·", "dU", "the source"],
+    );
+    assert!(figure.description().contains("The largest in bf16 is 0.90 % of o, with U."), "{}", figure.description());
     assert!(matches!(error_by_step_and_tensor(&[], 0.8, ""), Err(Error::Figure(_))));
 }
 
@@ -56,7 +60,12 @@ fn policies_are_dots_and_proposals_are_marked() {
     let figure = bytes_and_errors(&policies, &proposals, 0.8, "the source").unwrap();
     check(
         &figure,
-        &["with fp32 12 % more bytes, with fp16 no byte more", "WY form", "all in bf16: 1.50", "the source"],
+        &[
+            "Within 0.8 %: 12 % more bytes with fp32, no more bytes with fp16",
+            "WY form",
+            "all in bf16: 1.50",
+            "the source",
+        ],
     );
     // Of each policy a dot, of each proposal a ring, and three in the legend.
     assert_eq!(figure.svg().matches("<circle").count(), 4 + 3 + 3);

@@ -101,16 +101,6 @@ impl Choice {
     fn widest(&self, slots: &[Slot]) -> Format {
         self.formats_of(slots).last().copied().unwrap_or(Format::Bf16)
     }
-
-    /// The mode of kernels that make this choice, where it is everything in one 16-bit format.
-    pub fn mode(&self) -> Option<&'static str> {
-        let all: Vec<Slot> = self.kept.iter().map(|(slot, _)| *slot).collect();
-        match self.formats_of(&all).as_slice() {
-            [Format::Bf16] => Some("bf16"),
-            [Format::F16] => Some("f16-internals"),
-            _ => None,
-        }
-    }
 }
 
 /// Name of a form in records and tables.
@@ -199,9 +189,9 @@ mod tests {
         for &slot in slots {
             assert!(bytes(&bf16.clone().with(slot, Format::F32)) > bytes(&bf16), "{}", slot.name());
         }
-        assert_eq!((bf16.changes(slots), bf16.mode()), (0, Some("bf16")));
+        assert_eq!(bf16.changes(slots), 0);
         let one = bf16.with(Intermediate::Scores, Format::F16);
-        assert_eq!((one.changes(slots), one.mode()), (1, None));
+        assert_eq!(one.changes(slots), 1);
         assert_eq!(one.formats_of(slots), [Format::Bf16, Format::F16]);
     }
 }

@@ -36,6 +36,16 @@ impl Judged {
         self.choice.formats_of(self.slots())
     }
 
+    /// The mode of this project's kernels for a GPU that keep the same: they have the residual form, and all in one 16-bit
+    /// format.
+    pub fn mode(&self) -> Option<&'static str> {
+        match (self.choice.form, self.formats().as_slice()) {
+            (WriteForm::Residual, [Format::Bf16]) => Some("bf16"),
+            (WriteForm::Residual, [Format::F16]) => Some("f16-internals"),
+            _ => None,
+        }
+    }
+
     /// How much is not in bf16.
     pub fn changes(&self) -> usize {
         self.choice.changes(self.slots())
@@ -149,6 +159,17 @@ pub fn proposals(all: &[Judged], threshold: f64) -> Result<Vec<Proposal>> {
         propose("most accurate in 16 bits", most_accurate(of_form(), bf16_bytes));
     }
     Ok(proposals)
+}
+
+/// The policies that `proposals` name, each once.
+pub fn choices_of(proposals: &[Proposal]) -> Vec<Choice> {
+    let mut choices: Vec<Choice> = Vec::new();
+    for found in proposals.iter().filter_map(|proposal| proposal.found.as_ref()) {
+        if !choices.contains(&found.choice) {
+            choices.push(found.choice.clone());
+        }
+    }
+    choices
 }
 
 /// The front: the policies than which none is both as cheap and more accurate, cheapest first.

@@ -18,7 +18,7 @@ mod trial;
 
 pub use choice::{Choice, Slot};
 pub use diagnosis::{DIAGNOSIS, trials_of_diagnosis};
-pub use judge::{Judged, Proposal, cheapest, front, judge, most_accurate, proposal, proposals};
+pub use judge::{Judged, Proposal, cheapest, choices_of, front, judge, most_accurate, proposal, proposals};
 pub use setting::{Normalisation, Setting};
 pub use steps::{ALGEBRA, EVERYTHING, FORMATS, FORWARD, trials_of_steps};
 pub use trial::{Finished, Tensors, Trial, measure, run};

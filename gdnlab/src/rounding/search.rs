@@ -50,6 +50,11 @@ pub fn forwards_of<'a>(setting: Setting, choices: impl IntoIterator<Item = &'a C
     choices.into_iter().map(|choice| trial(setting, choice, FORWARD_BASE, Tensors::Output)).collect()
 }
 
+/// The backwards of `choices` again, in another setting.
+pub fn backwards_of<'a>(setting: Setting, choices: impl IntoIterator<Item = &'a Choice>) -> Vec<Trial> {
+    choices.into_iter().map(|choice| trial(setting, choice, BACKWARD_BASE, Tensors::Gradients)).collect()
+}
+
 /// All results of `choices`, in another setting.
 pub fn both_passes_of<'a>(setting: Setting, choices: impl IntoIterator<Item = &'a Choice>) -> Vec<Trial> {
     choices.into_iter().map(|choice| trial(setting, choice, "kept by both passes", Tensors::All)).collect()

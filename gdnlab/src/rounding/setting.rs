@@ -65,6 +65,8 @@ pub(super) struct Problem {
     pub gradients: bool,
     inputs: Inputs,
     raw: (Tensor, Tensor),
+    /// How q and k of `inputs` are normalised now.
+    normalised: Option<Normalisation>,
     truths: Vec<(Normalisation, Results)>,
 }
 
@@ -77,13 +79,16 @@ impl Problem {
         }
         let (mut q, mut k) = before_normalisation(&shape, Regime::Correlated, seed)?;
         [&mut q, &mut k].into_iter().for_each(|x| x.round_to(Format::Bf16));
-        Ok(Self { setting, gradients, inputs, raw: (q, k), truths: Vec::new() })
+        Ok(Self { setting, gradients, inputs, raw: (q, k), normalised: None, truths: Vec::new() })
     }
 
     /// The inputs with q and k normalised so.
     pub fn inputs(&mut self, normalisation: Normalisation) -> &Inputs {
-        self.inputs.q = normalisation.apply(&self.raw.0);
-        self.inputs.k = normalisation.apply(&self.raw.1);
+        if self.normalised != Some(normalisation) {
+            self.inputs.q = normalisation.apply(&self.raw.0);
+            self.inputs.k = normalisation.apply(&self.raw.1);
+            self.normalised = Some(normalisation);
+        }
         &self.inputs
     }
 

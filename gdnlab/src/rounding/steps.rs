@@ -7,10 +7,10 @@ use crate::precision::{Format, Intermediate, Policy, WriteForm};
 pub const ALGEBRA: &str = "fp64 chunk algebra";
 
 /// The step that rounds everything the forward keeps; the output is in bf16 then, whatever the format.
-pub const FORWARD: &str = "forward, with a bf16 output";
+pub const FORWARD: &str = "all intermediates, bf16 output";
 
 /// The step that rounds everything that forward and backward keep; results are in bf16 then.
-pub const EVERYTHING: &str = "forward and backward, with bf16 results";
+pub const EVERYTHING: &str = "all of both passes, bf16 results";
 
 /// The formats that steps are rounded to, coarsest first.
 pub const FORMATS: [Format; 4] = [Format::Bf16, Format::F16, Format::Tf32, Format::F32];

@@ -15,6 +15,9 @@ use std::ops::ControlFlow;
 /// Tokens of a chunk.
 pub(super) const CHUNK: usize = 64;
 
+/// Characters of the name of a trial, at the most.
+const LINE: usize = 90;
+
 /// Whose errors a trial gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tensors {
@@ -64,6 +67,12 @@ pub struct Trial {
 }
 
 impl Trial {
+    /// What it is, in at most a line.
+    fn name(&self) -> String {
+        let name = format!("{}: {}", self.base, self.step);
+        if name.chars().count() <= LINE { name } else { name.chars().take(LINE - 3).collect::<String>() + "..." }
+    }
+
     fn workload(&self) -> Workload {
         self.setting.workload().kernel("cpu-chunk", &self.base)
     }
@@ -156,7 +165,7 @@ pub(super) fn run_in(
     let mut problem: Option<Problem> = None;
     let mut records = Vec::new();
     for (done, trial) in trials.iter().enumerate() {
-        let name = format!("{}: {}", trial.base, trial.step);
+        let name = trial.name();
         if progress(&Step { done, total: trials.len(), name }).is_break() {
             return Ok(Finished { records, stopped: true });
         }

@@ -39,7 +39,8 @@ pub use per_tensor::{error_ratio, largest_per_tensor, only};
 pub use published::{day1_fla_on_h200, day1_published, read_csv};
 pub use roofline::{machine_name, rates, rooflines};
 pub use rounding::{
-    diagnosis, policies, policies_per_tensor, proposals, published_rounding, rounding, rounding_per_tensor, with_times,
+    diagnosis, policies, policies_per_tensor, proposals, proposals_in_words, published_rounding, rounding,
+    rounding_per_tensor, with_times,
 };
 pub use timings::timings;
 pub use tokens::{decoded_texts, padded_prompts, token_flips, token_tolerance};

@@ -105,7 +105,8 @@ pub fn diagnosis(records: &[Record], folder: impl AsRef<Path>) -> Result<DataFra
 
 /// Policies with their price and error, in their order. Columns: form (WY or residual); a column for each intermediate with
 /// its format; formats, the set of them; memory_B, on_chip_B and bytes per token and head; tensor, the one with the largest
-/// error, and error_pct, that error; on_front; and mode, of the kernels that follow this policy, where there are some.
+/// error, and error_pct, that error; on_front, among those of the same form; and mode, of the kernels that follow this policy,
+/// where there are some.
 ///
 /// # Errors
 /// [`Error::Table`] where polars cannot build the table.
@@ -120,7 +121,9 @@ pub fn policies(judged: &[Judged]) -> Result<DataFrame> {
     for &slot in &slots {
         columns.push(text(slot.name(), &|judged| judged.choice.format(slot).map(|f| format_label(f).to_owned())));
     }
-    let front = rounding::front(judged);
+    let of_form = |form| judged.iter().filter(|one| one.choice.form == form).cloned().collect::<Vec<_>>();
+    let forms = distinct(judged.iter().map(|one| one.choice.form)).into_iter().map(of_form).collect::<Vec<_>>();
+    let front: Vec<&Judged> = forms.iter().flat_map(|of_form| rounding::front(of_form)).collect();
     columns.extend([
         text("formats", &|judged| Some(formats_label(&judged.formats()))),
         number("memory_B", &|judged| judged.bytes.memory),
@@ -129,7 +132,7 @@ pub fn policies(judged: &[Judged]) -> Result<DataFrame> {
         text("tensor", &|judged| Some(judged.tensor.clone())),
         number("error_pct", &|judged| 100.0 * judged.rel_rms),
         Column::new("on_front".into(), judged.iter().map(|one| front.contains(&one)).collect::<Vec<bool>>()),
-        text("mode", &|judged| judged.choice.mode().map(str::to_owned)),
+        text("mode", &|judged| judged.mode().map(str::to_owned)),
     ]);
     Ok(DataFrame::new(judged.len(), columns)?)
 }
@@ -164,6 +167,26 @@ pub fn proposals(proposals: &[Proposal], again: &[(&str, &[Judged])]) -> Result<
         table.with_column(Column::new((*name).into(), number(&|found, _| error(found))))?;
     }
     Ok(table)
+}
+
+/// What a search proposes, in words: a line for each proposal, whether it is within `threshold` or not.
+pub fn proposals_in_words(proposals: &[Proposal], threshold: f64) -> String {
+    let allowed = 100.0 * threshold;
+    let line = |row: &Proposal| {
+        let start = format!("{} form, {}: ", form_label(row.form), row.name);
+        let Some(found) = &row.found else { return start + &format!("no policy is within {allowed} %.") };
+        let more = 100.0 * (found.bytes.total() / row.bf16_bytes - 1.0);
+        let price = if more < 0.05 { "no byte more".to_owned() } else { format!("{more:.0} % more bytes") };
+        let side = if found.rel_rms <= threshold { "within" } else { "outside" };
+        let changed = changed(&found.choice, found.slots());
+        let change = if row.name.ends_with(&format!("in {}", format_label(Format::Bf16))) {
+            String::new()
+        } else {
+            format!("{changed}, {price}, ")
+        };
+        start + &format!("{change}{:.2} % in {}, {side} {allowed} %.", 100.0 * found.rel_rms, found.tensor)
+    };
+    proposals.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Errors of whole policies in every tensor: a row for each of `named`, a column per tensor, relative RMS errors in percent.
