@@ -121,7 +121,7 @@ impl Graph {
         let number = self.tensors.len();
         let descriptor = self
             .descriptor(Kind::Tensor)?
-            .choice(Attribute::TensorDataType, Type::DataType, form.data as u32)?
+            .choice(Attribute::TensorDataType, Type::Numbers, form.data as u32)?
             .int64(Attribute::TensorDimensions, &form.dims.map(|size| size as i64))?
             .int64(Attribute::TensorStrides, &form.strides.map(|stride| stride as i64))?
             .int64(Attribute::TensorUniqueId, &[unique_id(Tensor(number))])?
@@ -178,7 +178,7 @@ impl Graph {
         let mut kind = self
             .descriptor(Kind::Pointwise)?
             .choice(Attribute::PointwiseMode, Type::PointwiseMode, mode as u32)?
-            .choice(Attribute::PointwisePrecision, Type::DataType, precision as u32)?;
+            .choice(Attribute::PointwisePrecision, Type::Numbers, precision as u32)?;
         if let Some(axis) = besides.axis {
             kind = kind.int64(Attribute::PointwiseAxis, &[axis])?;
         }
@@ -207,7 +207,7 @@ impl Graph {
     /// The same into a tensor that there is.
     pub fn product_into(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<()> {
         let kind = self.descriptor(Kind::Matmul)?;
-        let kind = kind.choice(Attribute::MatmulPrecision, Type::DataType, Data::F32 as u32)?.finalized()?;
+        let kind = kind.choice(Attribute::MatmulPrecision, Type::Numbers, Data::F32 as u32)?.finalized()?;
         let operation = self
             .descriptor(Kind::OperationMatmul)?
             .descriptors(Attribute::OperationMatmulA, &[&self.tensors[a.0]])?
@@ -222,7 +222,7 @@ impl Graph {
         let y = self.between(form)?;
         let kind = self
             .descriptor(Kind::Reduction)?
-            .choice(Attribute::ReductionPrecision, Type::DataType, Data::F32 as u32)?
+            .choice(Attribute::ReductionPrecision, Type::Numbers, Data::F32 as u32)?
             .choice(Attribute::ReductionOperator, Type::ReductionOperator, reduction as u32)?
             .finalized()?;
         let operation = self

@@ -257,7 +257,7 @@ pub(super) enum Attribute {
 #[repr(u32)]
 pub(super) enum Type {
     Handle = 0,
-    DataType = 1,
+    Numbers = 1,
     Boolean = 2,
     Int64 = 3,
     Address = 6,
