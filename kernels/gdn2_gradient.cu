@@ -23,6 +23,7 @@ constexpr int DECAY_PITCH = KD + 8;        // floats
 constexpr int DECAY_ARRAY = CHUNK * DECAY_PITCH;
 constexpr int PAIR_PITCH = CHUNK - 16 + PAD; // operands, of a square without its first 16 rows and last 16 columns
 constexpr int PAIR_SQUARE = (CHUNK - 16) * PAIR_PITCH;
+constexpr int ROWS_LOADED = THREADS > 256 ? 4 : 2; // of a block at once, while the last gradients are made
 constexpr int BLOCK_PAIRS = 16 * 16; // floats of a block on the diagonal, transposed
 constexpr int LEVEL_TILE = CHUNK / 2 * ROW_PITCH;
 constexpr int LEVELS_BYTES = LEVELS * 3 * LEVEL_TILE * OPERAND_BYTES;
@@ -372,7 +373,7 @@ __device__ __forceinline__ void finish_block(const ChunkParams& p, const Shared&
     const float* from = partial + 16 * block * DECAY_PITCH + channel;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-        if (j % 4 == 0) keep_loads_behind();
+        if (j % ROWS_LOADED == 0) keep_loads_behind();
         const bool inside = j < length;
         const float key = inside ? to_float(p.k[qk_at + j * qk_pitch]) : 0.0f;
         const float* scores = x.blocks[0] + (block * 16 + j) * 16;

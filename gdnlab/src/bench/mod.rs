@@ -9,6 +9,7 @@ pub mod case;
 pub mod check;
 mod chunk;
 pub mod gdn;
+pub mod gdn2;
 pub mod ladder;
 pub mod peers;
 pub mod report;

@@ -293,6 +293,9 @@ pub struct Timing {
     /// Useful arithmetic, in TFLOP/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tflop_s: Option<f64>,
+    /// Memory of the device that the call takes, its tensors and its workspace, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Implementation that is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,

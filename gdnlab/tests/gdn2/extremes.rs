@@ -65,7 +65,8 @@ fn a_log_decay_of_minus_infinity_ends_a_channel() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn sums_of_log_decays_may_be_far_below_what_an_exponential_holds() {
-    check("g = -90", all, |inputs| gates(inputs).0.data.fill(-90.0));
+    // The decay of one token is a normal number in binary32, that of two is none.
+    check("g = -80", all, |inputs| gates(inputs).0.data.fill(-80.0));
     check("g = 0 or -3000", all, |inputs| {
         let steps = gates(inputs).0.data.iter_mut().enumerate();
         steps.for_each(|(at, g)| *g = if at % 5 == 0 { -3000.0 } else { 0.0 });

@@ -2,6 +2,7 @@
 
 mod attention;
 mod gdn;
+mod gdn2;
 mod ladder;
 mod roofline;
 
@@ -20,6 +21,7 @@ pub struct Args {
 enum What {
     Attention(attention::Args),
     Gdn(gdn::Args),
+    Gdn2(gdn2::Args),
     Ladder(ladder::Args),
     Roofline(roofline::Args),
 }
@@ -29,6 +31,7 @@ impl Args {
         match self.what {
             What::Attention(args) => args.run(),
             What::Gdn(args) => args.run(),
+            What::Gdn2(args) => args.run(),
             What::Ladder(args) => args.run(),
             What::Roofline(args) => args.run(),
         }
