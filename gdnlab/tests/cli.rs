@@ -631,6 +631,48 @@ fn bench_refuses_what_it_cannot_time_before_it_asks_for_a_gpu() {
     }
 }
 
+#[test]
+fn backends_are_compared_and_one_that_fails_is_named() {
+    let small = ["--tokens", "70", "--heads", "2", "--qk-heads", "1", "--dims", "16,8"];
+    let output = lab(["backends", "cpu-chunk-bf16", "reference", "--json"].into_iter().chain(small));
+    assert_code(&output, 0);
+    let records: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.len(), 2);
+    assert_eq!((&records[1]["tensor"], &records[1]["against"]), (&"final_state".into(), &"reference".into()));
+    assert_eq!(records[0]["against_nearer"], 1.0, "the other is the truth");
+
+    let output = lab(["backends", "cpu-chunk-bf16", "no_such_module:gdn", "reference"].into_iter().chain(small));
+    assert_code(&output, 1);
+    assert!(text(&output.stdout).starts_with("cpu-chunk-bf16 = A, reference = B"), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("failed: no_such_module:gdn on"), "{}", text(&output.stderr));
+    assert_refused(&lab(["backends", "theirs.safetensors", "reference"]), &["name its inputs with --case"]);
+    let output = lab(["backends", "reference"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_peer_is_verified_without_files() {
+    let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers");
+    let verify = |function: &str| {
+        Command::new(env!("CARGO_BIN_EXE_lab"))
+            .args(["verify", "--peer", &format!("loop:{function}")])
+            .arg(fixture("gdn", "case"))
+            .env("PYTHONPATH", &peers)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("GDNLAB_PEER_ARRAYS", "plain")
+            .output()
+            .unwrap()
+    };
+    let output = verify("gdn");
+    assert_code(&output, 0);
+    assert!(text(&output.stdout).contains("within tolerance fp32"), "{}", text(&output.stdout));
+    let output = verify("raises");
+    assert_code(&output, 1);
+    assert!(text(&output.stdout).contains("FAILED: loop:raises cannot run this: it raised ValueError: no luck"));
+    assert_refused(&lab(["verify", "--peer", "torch"]), &["MODULE:FUNCTION"]);
+}
+
 const PRECISION: [&str; 8] = ["precision", "--heads", "1", "--dim", "16", "--tokens", "20", "--again"];
 
 #[test]

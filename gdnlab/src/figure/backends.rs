@@ -4,6 +4,7 @@ use super::axis::{self, Log, power_of_ten};
 use super::panel::{self, Panel, Tick};
 use super::style::{self, ACCENT, FAINT, INK, LABEL, SMALL, TITLE};
 use super::{Canvas, DrawError, Figure};
+use crate::problem::Op;
 use crate::table::rows::{distinct, numbers, texts};
 use crate::{Error, Result};
 use gdnlab_deps::plotters::prelude::*;
@@ -20,7 +21,7 @@ const TOP: i32 = 200;
 
 /// Draws the largest difference of each pair, `max_diff`, a row per pair and length: those of `published` (a table of
 /// [`crate::table::published_backends`]) hollow, those of `pairs` (of [`crate::table::backends`]) filled. Only the output `o`
-/// is drawn. The title says by what factor the largest published difference exceeds the largest of `pairs` at its length.
+/// of GDN is drawn. The title says by what factor the largest published difference exceeds the largest of `pairs` at its length.
 /// `footer` goes below.
 ///
 /// # Errors
@@ -28,11 +29,13 @@ const TOP: i32 = 200;
 pub fn backend_differences(pairs: &DataFrame, published: &DataFrame, footer: &str) -> Result<Figure> {
     let ours = rows(pairs, |table| {
         let (kernels, against) = (texts(table, "kernel")?, texts(table, "against")?);
-        Ok(kernels.iter().zip(&against).map(|(a, b)| format!("{a} | {b}")).collect())
+        let names = kernels.iter().zip(&against).map(|(a, b)| format!("{a} | {b}"));
+        let is_gdn = texts(table, "op")?.into_iter().map(|op| op == Op::Gdn.name());
+        Ok(names.zip(is_gdn).map(|(name, is_gdn)| is_gdn.then_some(name)).collect())
     })?;
     let theirs = rows(published, |table| {
         let (who, device) = (texts(table, "who")?, texts(table, "device")?);
-        Ok(who.iter().zip(&device).map(|(who, device)| format!("{who}, FlashQLA | fla on {device}")).collect())
+        Ok(who.iter().zip(&device).map(|(who, device)| Some(format!("{who}, FlashQLA | fla on {device}"))).collect())
     })?;
     let all: Vec<(&Row, bool)> =
         theirs.iter().map(|row| (row, true)).chain(ours.iter().map(|row| (row, false))).collect();
@@ -72,13 +75,14 @@ struct Row {
     cosine: Option<f64>,
 }
 
-fn rows(table: &DataFrame, names: impl Fn(&DataFrame) -> Result<Vec<String>>) -> Result<Vec<Row>> {
+/// Rows of the output `o` that `names` has a name for.
+fn rows(table: &DataFrame, names: impl Fn(&DataFrame) -> Result<Vec<Option<String>>>) -> Result<Vec<Row>> {
     let (names, tensors) = (names(table)?, texts(table, "tensor")?);
     let [tokens, differences, cosines] = ["T", "max_diff", "cos_sim"].map(|name| numbers(table, name));
     let (tokens, differences, cosines) = (tokens?, differences?, cosines?);
     let row = |at: usize| {
         let max_diff = differences[at].filter(|difference| *difference > 0.0 && tensors[at] == "o")?;
-        Some(Row { name: names[at].clone(), tokens: tokens[at]? as u32, max_diff, cosine: cosines[at] })
+        Some(Row { name: names[at].clone()?, tokens: tokens[at]? as u32, max_diff, cosine: cosines[at] })
     };
     Ok((0..names.len()).filter_map(row).collect())
 }
@@ -147,7 +151,8 @@ mod tests {
     #[test]
     fn what_was_published_stands_beside_what_rounding_gives() {
         let pairs = df!(
-            "kernel" => ["a", "a"], "against" => ["b", "b"], "tensor" => ["o", "final_state"], "T" => [512u32, 512],
+            "op" => ["gdn", "gdn"], "kernel" => ["a", "a"], "against" => ["b", "b"], "tensor" => ["o", "final_state"],
+            "T" => [512u32, 512],
             "max_diff" => [1e-3, 1e-2], "cos_sim" => [Some(0.99999), None]
         )
         .unwrap();

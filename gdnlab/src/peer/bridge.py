@@ -227,6 +227,8 @@ class Call:
             raise Unsupported(f"{peer} has no {self.op}")
         module, _, name = target.partition(":")
         self.function = importlib.import_module(module)
+        if peer in INSTALL and kind.name != "torch":
+            raise Unsupported(f"{peer} needs PyTorch, which this Python cannot import")
         for part in name.split("."):
             self.function = getattr(self.function, part)
         self.names = ("q", "k", "v") + GATES[self.op]
@@ -236,6 +238,10 @@ class Call:
         else:
             self.scale = float(scale.data[0] if kind.name == "plain" else scale.reshape(-1)[0])
         self.settings = {}
+        # What a library wants in another form is brought into it once, so that no time of it counts.
+        if peer == "flash_qla" and "cu_seqlens" in self.tensors:
+            self.tensors["cu_seqlens"] = self.tensors["cu_seqlens"].int()
+        self.flat = self.flattened() if peer == "flashinfer" else None
 
     def keywords(self, **more):
         """The keywords that the function takes; refuses to leave out what matters."""
@@ -266,13 +272,10 @@ class Call:
         more = {}
         if self.peer == "fla" and self.op == "gdn2" and bool((self.tensors["g"] >= -5).all()):
             more["safe_gate"] = self.settings["safe_gate"] = True
-        keywords = self.keywords(**more)
-        if self.peer == "flash_qla" and keywords.get("cu_seqlens") is not None:
-            keywords["cu_seqlens"] = keywords["cu_seqlens"].int()
-        return named(self.function(*inputs, **keywords))
+        return named(self.function(*inputs, **self.keywords(**more)))
 
-    def flashinfer(self):
-        """Packed sequences alone, alpha in the place of its logarithm, and states with V before K."""
+    def flattened(self):
+        """The call as FlashInfer takes it: packed sequences alone, alpha in the place of its logarithm, V before K."""
         torch = self.kind.torch
         q, k, v, g, beta = (self.tensors[name] for name in self.names)
         batch, length = q.shape[:2]
@@ -283,11 +286,16 @@ class Call:
         state = self.tensors.get("initial_state")
         state = None if state is None else state.transpose(-1, -2).contiguous()
         shape = (len(offsets) - 1, v.shape[2], v.shape[3], q.shape[3])
-        o, final_state = self.function(
-            flat(q), flat(k), flat(v), flat(g.float().exp()), flat(beta.float()), scale=self.scale, initial_state=state,
-            output_final_state=True, cu_seqlens=offsets.long(), output_state=q.new_empty(shape, dtype=torch.float32),
-        )
-        return {"o": o.reshape(v.shape), "final_state": final_state.transpose(-1, -2)}
+        return {
+            "q": flat(q), "k": flat(k), "v": flat(v), "g": flat(g.float().exp()), "beta": flat(beta.float()),
+            "scale": self.scale, "initial_state": state, "cu_seqlens": offsets.long(), "output_final_state": True,
+            "output_state": q.new_empty(shape, dtype=torch.float32),
+        }
+
+    def flashinfer(self):
+        """Results with K before V again."""
+        o, final_state = self.function(**self.flat)
+        return {"o": o.reshape(self.tensors["v"].shape), "final_state": final_state.transpose(-1, -2)}
 
     def leaves(self):
         """Makes the inputs leaves of autograd, and the initial state with them."""
@@ -439,8 +447,8 @@ class Dispatched(logging.Handler):
                 self.chosen[operation] = backend
 
 
-def about(peer, kind, dispatched, call):
-    """Versions and settings that results depend on."""
+def about(peer, kind, dispatched, call, done):
+    """Versions and settings that results depend on, and where the call was done what ran."""
     versions = {"python": sys.version.split()[0]}
     package = peer.partition(":")[0].partition(".")[0]
     for name in (*PACKAGES, package):
@@ -456,8 +464,10 @@ def about(peer, kind, dispatched, call):
         settings["float32_matmul_precision"] = kind.torch.get_float32_matmul_precision()
         if kind.device == "cuda":
             facts["gpu"] = kind.torch.cuda.get_device_name()
-    if package == "fla" and package in sys.modules:
-        facts["backend"] = ", ".join(f"{name} by {how}" for name, how in dispatched.chosen.items()) or "Triton"
+    if package == "fla":
+        chosen = ", ".join(f"{name} by {how}" for name, how in dispatched.chosen.items())
+        if chosen or done:
+            facts["backend"] = chosen or "Triton"
         facts["refused"] = dispatched.refused
     return facts
 
@@ -485,7 +495,7 @@ def answer(peer, kind, dispatched, request):
             reply = {"samples_ms": taken, "timed_by": how}
         else:
             reply = {"result": write(request["result"], call.backward() if request["backward"] else call.forward(), kind)}
-        return {"ok": True, **reply, "about": about(peer, kind, dispatched, call)}
+        return {"ok": True, **reply, "about": about(peer, kind, dispatched, call, True)}
     except Exception as error:
         if not isinstance(error, Unsupported):
             traceback.print_exc()
@@ -493,7 +503,7 @@ def answer(peer, kind, dispatched, request):
         what = kinds.get(type(error), "raised")
         text = str(error).strip() or repr(error)
         reply = {"ok": False, "kind": what, "error": text if what == "unsupported" else f"{type(error).__name__}: {text}"}
-        return {**reply, "hint": hint(peer, error), "about": about(peer, kind, dispatched, call)}
+        return {**reply, "hint": hint(peer, error), "about": about(peer, kind, dispatched, call, False)}
 
 
 def end_with(parent, folder):

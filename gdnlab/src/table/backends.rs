@@ -11,7 +11,7 @@ use std::path::Path;
 /// File of the published comparisons, in `data/published`.
 const PUBLISHED: &str = "flashqla_vs_fla.csv";
 
-/// The pairs in `records`, one row for each tensor: machine, kernel, against, tensor, T and the columns of the report,
+/// The pairs in `records`, one row for each tensor: machine, op, regime, kernel, against, tensor, T and the columns of the report,
 /// max_diff, mean_diff, cos_sim and max_ref; then what the float64 truth says of them: rel_rms (of the two from each other),
 /// truth_rel_rms and against_truth_rel_rms, differing (share of elements), nearer and against_nearer (shares of those), and
 /// at the element where they are furthest apart worst_error and against_worst_error, the distances from the truth.
@@ -35,6 +35,7 @@ pub fn backends(records: &[Record]) -> Result<DataFrame> {
     let tokens: Vec<Option<u32>> = rows.iter().map(|(record, _)| u32::try_from(record.workload.tokens?).ok()).collect();
     let columns = vec![
         text("machine", |record, _| Some(machine_name(&record.environment.machine))),
+        text("op", |record, _| record.workload.op.clone()),
         text("regime", |record, _| record.workload.regime.clone()),
         text("kernel", |record, _| record.workload.kernel.clone()),
         text("against", |_, pair| Some(pair.against.clone())),

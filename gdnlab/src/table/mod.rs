@@ -43,7 +43,7 @@ pub use rounding::{
     rounding_per_tensor, with_times,
 };
 pub use timings::timings;
-pub use tokens::{decoded_texts, padded_prompts, token_flips, token_tolerance};
+pub use tokens::{decoded_texts, padded_prompts, positions, reported_flips, token_flips, token_tolerance};
 pub use training::{Trained, losses, recorded_losses, training_rates};
 
 use crate::record::{self, Record};

@@ -3,8 +3,9 @@
 use super::roofline::machine_name;
 use crate::Result;
 use crate::record::{Experiment, Measurement, Record, TokenFlips};
-use crate::tokens::Tolerance;
+use crate::tokens::{Forced, Position, Tolerance};
 use gdnlab_deps::polars::prelude::*;
+use gdnlab_deps::statrs::distribution::{Binomial, DiscreteCDF};
 
 fn rows(records: &[Record], experiment: Experiment) -> Vec<(&Record, &TokenFlips)> {
     let mut rows = Vec::new();
@@ -126,4 +127,79 @@ pub fn padded_prompts(records: &[Record]) -> Result<DataFrame> {
         numbers(&rows, "same_bits_pct", |flips| Some(100.0 * flips.same_bits?)),
     ]);
     Ok(DataFrame::new(rows.len(), columns)?)
+}
+
+/// Every position under one kernel: margin of the two largest exact logits, shift of that difference, and whether the most
+/// likely token flipped.
+///
+/// # Errors
+/// [`crate::Error::Table`] where polars cannot build the table.
+pub fn positions(forced: &Forced) -> Result<DataFrame> {
+    let of = |value: fn(&Position) -> f64| forced.positions.iter().map(value).collect::<Vec<f64>>();
+    let flipped: Vec<bool> = forced.positions.iter().map(|position| position.flipped).collect();
+    let columns = vec![
+        Column::new("margin".into(), of(|position| position.margin)),
+        Column::new("shift".into(), of(|position| position.shift)),
+        Column::new("flipped".into(), flipped),
+    ];
+    Ok(DataFrame::new(forced.positions.len(), columns)?)
+}
+
+/// What a reported difference of two backends means for tokens: for each row of [`super::published_backends`] with a cosine,
+/// the flips per hundred tokens that an error of that size brings by `tolerance`, a table of [`token_tolerance`], and the
+/// chance that at least `flipped` of `prompts` first tokens flip: who, T, rel_rms, flip_pct, chance. Errors are taken to be
+/// spread over all tokens alike, as those of rounding are.
+///
+/// # Errors
+/// [`crate::Error::Table`] where a column is missing.
+pub fn reported_flips(published: &DataFrame, tolerance: &DataFrame, flipped: u64, prompts: u64) -> Result<DataFrame> {
+    let slope = super::rows::numbers(tolerance, "flip_pct")?
+        .into_iter()
+        .zip(super::rows::numbers(tolerance, "error")?)
+        .find_map(|(rate, error)| Some(rate? / 100.0 / error?));
+    let (who, tokens) = (super::rows::texts(published, "who")?, super::rows::numbers(published, "T")?);
+    let errors = super::rows::numbers(published, "rel_rms")?;
+    let row = |at: usize| {
+        let (error, slope) = (errors[at]?, slope?);
+        let rate = (error * slope).min(1.0);
+        Some((who[at].clone(), tokens[at]? as u32, error, rate, at_least(flipped, prompts, rate)))
+    };
+    let rows: Vec<_> = (0..who.len()).filter_map(row).collect();
+    let columns = vec![
+        Column::new("who".into(), rows.iter().map(|row| row.0.as_str()).collect::<Vec<_>>()),
+        Column::new("T".into(), rows.iter().map(|row| row.1).collect::<Vec<_>>()),
+        Column::new("rel_rms".into(), rows.iter().map(|row| row.2).collect::<Vec<_>>()),
+        Column::new("flip_pct".into(), rows.iter().map(|row| 100.0 * row.3).collect::<Vec<_>>()),
+        Column::new("chance".into(), rows.iter().map(|row| row.4).collect::<Vec<_>>()),
+    ];
+    Ok(DataFrame::new(rows.len(), columns)?)
+}
+
+/// The probability of at least `count` of `of` where each has probability `rate`.
+fn at_least(count: u64, of: u64, rate: f64) -> f64 {
+    if count == 0 {
+        return 1.0;
+    }
+    Binomial::new(rate, of).map_or(f64::NAN, |binomial| binomial.sf(count - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reported_error_is_held_against_what_it_would_flip() {
+        let published = df!(
+            "who" => ["reporter", "maintainer"], "T" => [512u32, 512], "rel_rms" => [Some(0.06), None]
+        )
+        .unwrap();
+        let tolerance = df!("flip_pct" => [1.0, 0.1], "error" => [0.04, 0.004]).unwrap();
+        let table = reported_flips(&published, &tolerance, 2, 3).unwrap();
+        assert_eq!(table.height(), 1);
+        let value = |name: &str| table.column(name).unwrap().f64().unwrap().get(0).unwrap();
+        assert!((value("flip_pct") - 1.5).abs() < 1e-9);
+        let chance = 3.0 * 0.015f64.powi(2) * 0.985 + 0.015f64.powi(3);
+        assert!((value("chance") - chance).abs() < 1e-9, "{}", value("chance"));
+        assert_eq!(reported_flips(&published, &tolerance.head(Some(0)), 2, 3).unwrap().height(), 0);
+    }
 }

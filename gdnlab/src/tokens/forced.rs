@@ -158,7 +158,8 @@ fn density_at_zero(sorted: &[f64]) -> Option<f64> {
     Some(at as f64 / sorted.len() as f64 / width)
 }
 
-/// Relative error of the output of `kernel` on what the layers of `model` feed it when they read `tokens`: the median over
+/// Relative error of the output of `kernel` on what the layers of `model` feed it when they read `tokens`, the rounding of
+/// those inputs to its format included: the median over
 /// the rows of d_v of all layers of `||x - r|| / ||r||`, since each row is normalised before it goes on. Rows near zero, whose
 /// terms cancel, do not speak for all in a median.
 ///

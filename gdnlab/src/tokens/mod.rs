@@ -25,7 +25,7 @@ pub use greedy::{Decoded, decode, greedy};
 pub use noise::Noisy;
 pub use padding::{Padding, padded};
 pub use prompts::{PAD, Prompts};
-pub use suite::{Finished, Subject, Suite, model_name, trained};
+pub use suite::{Finished, Subject, Suite, Taught, trained};
 
 use crate::compare::Share;
 use crate::record::{Experiment, TokenFlips};

@@ -27,10 +27,24 @@ pub fn trained(
     Ok(training)
 }
 
-/// What records call a model: its sizes and how far it was trained.
-pub fn model_name(training: &Training) -> String {
-    let Settings { batch, length, seed, .. } = *training.settings();
-    format!("{}, {} steps of {batch} x {length} bytes, seed {seed}", training.model.config(), training.steps())
+/// A model and the text that it was trained on.
+pub struct Taught<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// What records call it: its sizes and how far it was trained.
+    pub name: String,
+    /// The text, of which it has not seen the part for validation.
+    pub text: &'a Text,
+}
+
+impl<'a> Taught<'a> {
+    /// The model of `training`, which learnt from `text`.
+    pub fn new(training: &'a Training, text: &'a Text) -> Self {
+        let Settings { batch, length, seed, .. } = *training.settings();
+        let (config, steps) = (training.model.config(), training.steps());
+        let name = format!("{config}, {steps} steps of {batch} x {length} bytes, seed {seed}");
+        Self { model: &training.model, name, text }
+    }
 }
 
 /// How much is asked of each kernel.
@@ -53,7 +67,7 @@ pub struct Suite {
 impl Default for Suite {
     /// What a CPU does for a kernel in a few seconds.
     fn default() -> Self {
-        Self { rows: 64, length: 512, prompts: 32, prompt_length: 48, decoded: 64, padded: 1024 }
+        Self { rows: 64, length: 512, prompts: 32, prompt_length: 48, decoded: 128, padded: 1024 }
     }
 }
 
@@ -84,18 +98,16 @@ impl Suite {
     /// model and the very code are skipped; `keep` gets the records of a kernel as soon as they are there.
     ///
     /// # Errors
-    /// [`Error::Input`] where `text` is too short, and what `keep` returns.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing, and two are callbacks")]
+    /// [`Error::Input`] where the text is too short, and what `keep` returns.
     pub fn run(
         &self,
-        model: &Model,
-        name: &str,
-        text: &Text,
+        taught: &Taught<'_>,
         subjects: &[Subject<'_>],
         known: &[Record],
         mut keep: impl FnMut(&[Record]) -> Result<()>,
         mut progress: impl FnMut(&Step) -> ControlFlow<()>,
     ) -> Result<Finished> {
+        let Taught { model, name, text } = taught;
         let rows = Prompts::of_text(text, self.rows, self.length)?;
         let prompts = Prompts::of_text(text, self.prompts, self.prompt_length)?;
         let environment = Environment::detect();
@@ -126,7 +138,7 @@ impl Suite {
                     let environment = environment.of_kernel(kernel);
                     let record = |flips: TokenFlips| {
                         let workload = self.workload(&flips).kernel(kernel.name(), kernel.mode());
-                        let flips = TokenFlips { model: name.to_owned(), ..flips };
+                        let flips = TokenFlips { model: name.clone(), ..flips };
                         Record::new(&environment, &workload, Measurement::Tokens(flips))
                     };
                     let records: Vec<Record> = all.into_iter().map(record).collect();

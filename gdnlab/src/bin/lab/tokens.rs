@@ -6,10 +6,10 @@ use crate::peers::Python;
 use gdnlab::Result;
 use gdnlab::cuda::Gpu;
 use gdnlab::kernel::Kernel;
-use gdnlab::model::Model;
 use gdnlab::model::text::Text;
+use gdnlab::model::train::Training;
 use gdnlab::record::{self, Experiment, Measurement, Record, TokenFlips};
-use gdnlab::tokens::{Noisy, Subject, Suite, Tolerance, trained};
+use gdnlab::tokens::{Noisy, Subject, Suite, Taught, Tolerance, trained};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -93,8 +93,9 @@ impl Args {
         let data = if self.save { Some(Checkout::find()?.root().join("data")) } else { None };
         let interrupt = Interrupt::new()?;
         let text = self.text.as_ref().map_or_else(Text::of_system, Text::from_path)?;
-        let (model, name) = self.trained(&text, &interrupt)?;
-        note(format_args!("{name}, text of {:.1} MB", text.bytes() as f64 / 1e6));
+        let training = self.trained(&text, &interrupt)?;
+        let taught = Taught::new(&training, &text);
+        note(format_args!("{}, text of {:.1} MB", taught.name, text.bytes() as f64 / 1e6));
 
         let suite = Suite {
             rows: self.rows,
@@ -118,7 +119,7 @@ impl Args {
             Some(data) => record::keep(data, SUITE, records).map(drop),
             None => Ok(()),
         };
-        let finished = suite.run(&model, &name, &text, &subjects, &known, keep, |step| {
+        let finished = suite.run(&taught, &subjects, &known, keep, |step| {
             said.step(step);
             interrupt.control()
         })?;
@@ -134,16 +135,12 @@ impl Args {
         })
     }
 
-    fn trained(&self, text: &Text, interrupt: &Interrupt) -> Result<(Model, String)> {
-        let training = match &self.model {
-            Some(path) => gdnlab::model::train::Training::load(path)?,
-            None => {
-                note(format_args!("training the tiny model for {} steps", self.steps));
-                trained(text, self.steps, self.seed, |_| interrupt.control())?
-            }
-        };
-        let name = gdnlab::tokens::model_name(&training);
-        Ok((training.model, name))
+    fn trained(&self, text: &Text, interrupt: &Interrupt) -> Result<Training> {
+        if let Some(path) = &self.model {
+            return Training::load(path);
+        }
+        note(format_args!("training the tiny model for {} steps", self.steps));
+        trained(text, self.steps, self.seed, |_| interrupt.control())
     }
 }
 
