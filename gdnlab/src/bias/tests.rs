@@ -38,6 +38,17 @@ fn truncated_operands_pull_results_to_zero_and_rounded_ones_do_not() {
 }
 
 #[test]
+fn a_rounded_constant_makes_what_is_kept_too_large() {
+    assert!((RoundedLog2::factor() - 1.0 + 1.335e-8).abs() < 1e-11);
+    let kernels: [&dyn Kernel; 1] = [&RoundedLog2];
+    let found = run(&setting(), &kernels, |_| ControlFlow::Continue(())).unwrap();
+    let o = whole(&found.biases[0], "o", Direction::Outward);
+    // At most 0.22 u for each unit of decay; the memory of these inputs is short of 20 tokens, so that G is about 1.
+    assert!(o.is_biased() && o.mean.low > 0.02 && o.mean.high < 0.4, "{o:?}");
+    assert!(!whole(&found.biases[0], "o", Direction::Up).is_biased());
+}
+
+#[test]
 fn a_shift_is_up_and_not_outward() {
     let draw = Draw::new(3);
     let truth = draw.normal("truth", &[16, 64, 2, 4]);

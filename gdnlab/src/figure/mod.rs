@@ -5,17 +5,21 @@
 //! same style for anything else.
 
 mod axis;
+mod chart;
 mod panel;
 mod style;
 
+mod apart;
 mod attention;
 mod backends;
+mod bias;
 mod by_length;
 mod by_row;
 mod chinchilla;
 mod emulation;
 mod flips;
 mod heat;
+mod inputs;
 mod intensity;
 mod ladder;
 mod losses;
@@ -24,16 +28,20 @@ mod per_tensor;
 mod policies;
 mod roofline;
 mod rounding;
+mod same_bits;
 mod step_parts;
 
+pub use apart::trainings_apart;
 pub use attention::attention_backends;
 pub use backends::backend_differences;
+pub use bias::{bias_by_group, bias_by_tensor};
 pub use by_length::error_by_length;
 pub use by_row::{Rows, error_by_row};
 pub use chinchilla::hours_to_chinchilla;
 pub use emulation::{Emulation, emulations};
 pub use flips::flips_by_error;
 pub use heat::error_by_step_and_tensor;
+pub use inputs::errors_by_inputs;
 pub use intensity::arithmetic_intensity;
 pub use ladder::throughput_and_mfu;
 pub use losses::loss_curves;
@@ -42,6 +50,7 @@ pub use per_tensor::max_rel_per_tensor;
 pub use policies::bytes_and_errors;
 pub use roofline::roofline;
 pub use rounding::rounding_by_step;
+pub use same_bits::same_bits;
 pub use step_parts::step_parts;
 
 use crate::file::write_atomic;

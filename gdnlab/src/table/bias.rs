@@ -1,6 +1,6 @@
 //! Directions of errors.
 
-use crate::bias::{Biases, Direction, GroupTest, LEVEL};
+use crate::bias::{Biases, Direction, GroupTest, LEVEL, holm};
 use crate::record::{self, Measurement, Record};
 use crate::{Error, Result};
 use gdnlab_deps::polars::prelude::*;
@@ -73,6 +73,42 @@ pub fn bias_counts(all: &[Biases]) -> Result<DataFrame> {
         "sign_holm" => below(|test| test.sign_holm),
         "largest_u" => largest.iter().map(|test| test.map(|test| test.mean.mean)).collect::<Vec<_>>(),
         "largest_at" => largest.iter().map(|test| test.map(place)).collect::<Vec<_>>(),
+    )?)
+}
+
+/// Which findings of `first` repeat in `second`, the same tests on other inputs: the columns kernel, found (t-tests below 0.05 after
+/// Holm's correction), repeated (those of them with the same sign and below 0.05 in the second, corrected for as many tests as
+/// were found), and largest_u, the largest bias that was found.
+///
+/// # Errors
+/// [`Error::Input`] where the two are not of the same kernels and tests.
+pub fn repeated_biases(first: &[Biases], second: &[Biases]) -> Result<DataFrame> {
+    let same = |a: &Biases, b: &Biases| {
+        let key = |test: &GroupTest| (test.tensor.clone(), test.group, test.direction);
+        a.kernel == b.kernel && a.tests.iter().map(key).eq(b.tests.iter().map(key))
+    };
+    if first.len() != second.len() || !first.iter().zip(second).all(|(a, b)| same(a, b)) {
+        return Err(Error::input(
+            "the two runs are not of the same kernels and tests: expected one setting, two seeds",
+        ));
+    }
+    let counts = first.iter().zip(second).map(|(a, b)| {
+        let found: Vec<(&GroupTest, &GroupTest)> =
+            a.tests.iter().zip(&b.tests).filter(|(test, _)| test.is_biased()).collect();
+        let again = holm(&found.iter().map(|(_, test)| test.mean.t_p).collect::<Vec<_>>());
+        let repeats = |((one, two), p): &(&(&GroupTest, &GroupTest), f64)| {
+            *p < LEVEL && one.mean.mean.signum() == two.mean.mean.signum()
+        };
+        let repeated = found.iter().zip(again).filter(repeats).count();
+        let largest = found.iter().map(|(test, _)| test.mean.mean).max_by(|a, b| a.abs().total_cmp(&b.abs()));
+        (found.len() as u32, repeated as u32, largest)
+    });
+    let counts: Vec<(u32, u32, Option<f64>)> = counts.collect();
+    Ok(df!(
+        "kernel" => first.iter().map(|biases| biases.kernel.as_str()).collect::<Vec<_>>(),
+        "found" => counts.iter().map(|(found, ..)| *found).collect::<Vec<_>>(),
+        "repeated" => counts.iter().map(|(_, repeated, _)| *repeated).collect::<Vec<_>>(),
+        "largest_u" => counts.iter().map(|(.., largest)| *largest).collect::<Vec<_>>(),
     )?)
 }
 
@@ -152,6 +188,19 @@ mod tests {
         assert_eq!(rows.height(), 3);
         assert_eq!(rows.column("part").unwrap().u32().unwrap().get(0), Some(3));
         assert!(bias_tests(&[]).is_err());
+    }
+
+    #[test]
+    fn what_repeats_has_the_same_sign_on_other_inputs() {
+        let of = |tests: Vec<GroupTest>| [Biases { kernel: "a".to_owned(), mode: "tf32".to_owned(), tests }];
+        let outward = |tensor: &str, mean, t_holm| test(tensor, Direction::Outward, mean, t_holm);
+        let first = of(vec![outward("o", -2.0, 1e-3), outward("dq", 1.0, 1e-3), outward("dk", 0.1, 0.5)]);
+        let second = of(vec![outward("o", -2.1, 1e-3), outward("dq", -1.0, 1e-3), outward("dk", 0.1, 1e-3)]);
+        let table = repeated_biases(&first, &second).unwrap();
+        let number = |name: &str| table.column(name).unwrap().u32().unwrap().get(0).unwrap();
+        assert_eq!((number("found"), number("repeated")), (2, 1), "dq turns round, and dk was not found");
+        assert_eq!(table.column("largest_u").unwrap().f64().unwrap().get(0), Some(-2.0));
+        assert!(repeated_biases(&first, &of(vec![outward("o", -2.0, 1e-3)])).is_err());
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod training;
 pub(crate) use attention::OURS;
 pub use attention::{attention, attention_by};
 pub use backends::{backends, published_backends, rel_rms_of_cosine};
-pub use bias::{bias_counts, bias_tests, recorded_biases};
+pub use bias::{bias_counts, bias_tests, recorded_biases, repeated_biases};
 pub use determinism::determinism;
 pub(crate) use kernels::Part;
 pub use kernels::step_kernels;

@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "H", default_value_t = 4)]
     heads: usize,
     /// Number of sequences, 14 at least.
-    #[arg(long, value_name = "B", default_value_t = 16)]
+    #[arg(long, value_name = "B", default_value_t = 32)]
     batch: usize,
     /// Input regime.
     #[arg(long, default_value_t = Regime::MildDecay)]

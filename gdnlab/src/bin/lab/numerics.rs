@@ -1,5 +1,6 @@
 //! `cargo lab numerics`.
 
+use crate::checkout::Checkout;
 use crate::output::{note, open_case, print};
 use crate::size::Size;
 use gdnlab::bench::SeqLens;
@@ -11,7 +12,7 @@ use gdnlab::memory::require;
 use gdnlab::numerics::{DAY1_HEADS, DAY1_SHAPES, Given, Problems, Step, run, run_given};
 use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
-use gdnlab::record::{Errors, Record, to_json_lines};
+use gdnlab::record::{Errors, Record, keep, to_json_lines};
 use gdnlab::{Error, Result};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -31,7 +32,7 @@ use std::process::ExitCode;
   cargo lab numerics --shape 1000,128,128 --mode bf16   one shape, one mode
   cargo lab numerics --shape 1066,64,128 --heads 4 --qk-heads 2 --seqlens 65+0+1000+1
   cargo lab numerics --op gdn2 --regime correlated --shape 512,64,64 --json
-  cargo lab numerics --batch 32 --heads 6 --shape 1024,64,128 8192,64,128 --kernel cuda-chunk-bf16
+  cargo lab numerics --batch 32 --heads 6 --shape 1024,64,128 8192,64,128 --kernel cuda-chunk-bf16 --save day05_numerics
   cargo lab numerics --case captured.safetensors --mode bf16 fp32")]
 pub struct Args {
     /// Operator: gdn or gdn2.
@@ -79,6 +80,9 @@ pub struct Args {
     /// Print one JSON record per tensor, with every metric, instead of the tables.
     #[arg(long)]
     json: bool,
+    /// Add the records to those in `data/`, in the file of this experiment.
+    #[arg(long, value_name = "EXPERIMENT")]
+    save: Option<String>,
 }
 
 /// Tokens of a chunk where the person did not choose.
@@ -140,6 +144,11 @@ impl Args {
             run_given(&given, &kernels, progress)?
         };
         print(&if self.json { to_json_lines(&records)? } else { self.tables(&records) })?;
+        if let Some(experiment) = &self.save {
+            let checkout = Checkout::find()?;
+            let path = keep(checkout.root().join("data"), experiment, &records)?;
+            note(format_args!("records: {}", checkout.relative(&path)));
+        }
         Ok(ExitCode::SUCCESS)
     }
 
