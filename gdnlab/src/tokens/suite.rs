@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 /// The tiny model of GDN after `steps` steps on `text`.
 ///
 /// # Errors
-/// As [`Training::new`] and [`train`].
+/// As [`Training::new`] and [`train()`].
 pub fn trained(
     text: &Text,
     steps: u64,
