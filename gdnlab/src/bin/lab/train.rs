@@ -134,13 +134,13 @@ impl Args {
         let options = GpuOptions { tuned: self.size != Size::Tiny, ..GpuOptions::default() };
         let Some(path) = self.checkpoint.as_ref().filter(|path| path.exists()) else {
             return match gpu {
-                Some(gpu) => Ok(Trainer::Gpu(GpuTraining::new(gpu, config, settings, options, text)?)),
-                None => Ok(Trainer::Cpu(Training::new(config, settings, text)?)),
+                Some(gpu) => Ok(Trainer::Gpu(Box::new(GpuTraining::new(gpu, config, settings, options, text)?))),
+                None => Ok(Trainer::Cpu(Box::new(Training::new(config, settings, text)?))),
             };
         };
         let training = match gpu {
-            Some(gpu) => Trainer::Gpu(GpuTraining::load(gpu, path, options)?),
-            None => Trainer::Cpu(Training::load(path)?),
+            Some(gpu) => Trainer::Gpu(Box::new(GpuTraining::load(gpu, path, options)?)),
+            None => Trainer::Cpu(Box::new(Training::load(path)?)),
         };
         let (held, asked) = ((*training.config(), *training.settings()), (config, settings));
         if held != asked {
@@ -202,8 +202,8 @@ fn gpu() -> Result<Option<&'static Gpu>> {
 
 /// A training on either machine.
 enum Trainer {
-    Gpu(GpuTraining),
-    Cpu(Training),
+    Gpu(Box<GpuTraining>),
+    Cpu(Box<Training>),
 }
 
 impl Trainer {
