@@ -71,24 +71,25 @@ pub fn trainings_apart(apart: &DataFrame, seeds: &[&str], footer: &str) -> Resul
 
 fn style_of(index: usize, training: &str, seeds: &[&str]) -> Line {
     let is_seed = seeds.contains(&training);
-    let color = if is_seed { style_seed(index) } else { COLORS[index % COLORS.len()] };
+    let nth = seeds.iter().position(|seed| *seed == training).unwrap_or_default();
+    let color = if is_seed { style_seed(nth) } else { COLORS[index % COLORS.len()] };
     Line { color, dashed: is_seed, joined: true, points: Vec::new() }
 }
 
 /// Trainings from other seeds are told apart by their shade.
 fn style_seed(index: usize) -> gdnlab_deps::plotters::prelude::RGBColor {
-    let shade = (0x44 + 0x22 * index.min(4)) as u8;
+    let shade = (0x33 + 0x40 * index.min(3)) as u8;
     gdnlab_deps::plotters::prelude::RGBColor(shade, shade, shade)
 }
 
-/// What the ends of the lines say.
+/// What the ends of the lines say: the furthest kernel beside the nearest seed.
 fn title(ends: &[(&str, f64)], seeds: &[&str], last: f64) -> String {
     let of = |is_seed: bool| ends.iter().filter(move |(name, _)| seeds.contains(name) == is_seed).copied();
     let nearest_seed = of(true).min_by(|a, b| a.1.total_cmp(&b.1));
     let furthest_kernel = of(false).max_by(|a, b| a.1.total_cmp(&b.1));
     match nearest_seed.zip(furthest_kernel) {
         Some(((seed, at), (kernel, to))) => {
-            format!("After {last} steps {kernel} is {} of the way that {seed} is", axis::short(to / at))
+            format!("After {last} steps {kernel} is {} times as far as {seed}", axis::short(to / at))
         }
         None => "Distance of trainings from the first one".to_owned(),
     }
@@ -110,7 +111,7 @@ mod tests {
         )
         .unwrap();
         let figure = trainings_apart(&table, &["other data"], "the footer").unwrap();
-        check(&figure, &["After 100 steps bf16 is 0.010 of the way that other data is", "steps", "the footer", "10⁻³"]);
+        check(&figure, &["After 100 steps bf16 is 0.010 times as far as other data", "steps", "the footer", "10⁻³"]);
         assert!(figure.description().contains("bf16: 1.0e-2; other data: 1.0e0"), "{}", figure.description());
         assert!(trainings_apart(&table.head(Some(0)), &[], "").is_err());
     }

@@ -11,7 +11,7 @@ use gdnlab_deps::polars::prelude::DataFrame;
 const ORDERED: [(&str, &str); 3] = [
     ("position in the chunk", "eighth of the chunk"),
     ("position in the sequence", "eighth of the sequence"),
-    ("magnitude", "eighth of the magnitudes of r, smallest first"),
+    ("magnitude", "eighth of the magnitudes, from small"),
 ];
 
 /// Draws, of a table of [`crate::table::bias_tests`] or [`crate::table::recorded_biases`], the bias of each tensor in
@@ -49,14 +49,17 @@ pub fn bias_by_tensor(tests: &DataFrame, direction: &str, footer: &str) -> Resul
             format!("{kernel}: {biased} of {} tensors biased, the largest bias is {largest:.2e} u", of_kernel().count())
         })
         .collect();
-    let clear: Vec<&str> = kernels
+    let clear: Vec<String> = kernels
         .iter()
-        .copied()
-        .filter(|kernel| wanted.iter().any(|row| row.kernel == *kernel && row.holm < LEVEL))
+        .filter_map(|kernel| {
+            let biased = || wanted.iter().filter(|row| row.kernel == *kernel && row.holm < LEVEL);
+            let largest = biased().map(|row| row.bias).max_by(|a, b| a.abs().total_cmp(&b.abs()))?;
+            Some(format!("{kernel} in {} of {} tensors, up to {largest:.2} u", biased().count(), tensors.len()))
+        })
         .collect();
     let title = match clear.as_slice() {
         [] => format!("No kernel's errors have a direction {direction}"),
-        some => format!("Errors with a direction {direction}: {}", some.join(", ")),
+        some => format!("A direction {direction}: {}; {} others in none", some.join(", "), kernels.len() - some.len()),
     };
     let description = format!("Mean signed error {direction} of each tensor. {}.", found.join("; "));
     draw(title, description, footer, &kernels, vec![panel])
@@ -200,7 +203,15 @@ mod tests {
         )
         .unwrap();
         let figure = bias_by_tensor(&table, "outward", "the footer").unwrap();
-        check(&figure, &["Errors with a direction outward: cut", "dq", "the footer", "near"]);
+        check(
+            &figure,
+            &[
+                "A direction outward: cut in 2 of 2 tensors, up to -3.00 u; 1 others in none",
+                "dq",
+                "the footer",
+                "near",
+            ],
+        );
         assert!(figure.description().contains("cut: 2 of 2 tensors biased, the largest bias is -3.00e0 u"));
         let by_group = bias_by_group(&table, "o", "outward", "x").unwrap();
         check(&by_group, &["By magnitude, in u"]);

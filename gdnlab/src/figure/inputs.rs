@@ -25,26 +25,36 @@ pub fn errors_by_inputs(errors: &DataFrame, real: &[&str], footer: &str) -> Resu
         return Err(Error::Figure("no positive error to draw on a logarithmic axis".to_owned()));
     };
     let color = |kind: &str| COLORS[kinds.iter().position(|known| *known == kind).unwrap_or(0) % COLORS.len()];
+    let range = |mode: &Mode| {
+        let of_mode = rows.iter().filter(|row| row.mode == mode.name);
+        axis::extent(of_mode.map(|row| row.error)).unwrap_or((low, high))
+    };
     let panel = |mode: &Mode| ChartPanel {
         x: Axis {
             scale: Scale::Log(first / 1.3, last * 1.3),
             caption: "T, tokens".to_owned(),
             ticks: lengths.iter().map(|tokens| (*tokens, tokens.to_string())).collect(),
         },
-        y: log_axis(&format!("{}, in {}", mode.label, mode.roundoff_label()), (low / 1.5, high * 1.5)),
+        y: log_axis(
+            &format!("{}, in {}", mode.label, mode.roundoff_label()),
+            (range(mode).0 / 1.5, range(mode).1 * 1.5),
+        ),
         lines: kinds
             .iter()
-            .map(|kind| {
+            .enumerate()
+            .map(|(index, kind)| {
+                // Marks of one length stand beside each other.
+                let aside = 1.06f64.powf(index as f64 - (kinds.len() as f64 - 1.0) / 2.0);
                 let is_real = real.contains(kind);
                 Line {
                     color: color(kind),
                     dashed: !is_real,
                     joined: true,
-                    points: points(&rows, &mode.name, kind, is_real),
+                    points: points(&rows, (&mode.name, kind), aside, is_real),
                 }
             })
             .collect(),
-        reference: Some(1.0).filter(|one| (low / 1.5..high * 1.5).contains(one)),
+        reference: Some(1.0).filter(|one| (range(mode).0 / 1.5..range(mode).1 * 1.5).contains(one)),
     };
     let entry = |kind: &&str| {
         let is_real = real.contains(kind);
@@ -52,7 +62,7 @@ pub fn errors_by_inputs(errors: &DataFrame, real: &[&str], footer: &str) -> Resu
     };
     let ratios: Vec<String> = modes.iter().filter_map(|mode| ratio_in_words(&rows, mode, real)).collect();
     Chart {
-        title: format!("Real over drawn inputs, median of rel. RMS errors: {}", ratios.join(", ")),
+        title: format!("Errors, real over drawn inputs: {}", ratios.join(", ")),
         description: format!(
             "Relative RMS error against T on real inputs and drawn ones, median and range over tensors. Real over drawn: {}.",
             ratios.join(", ")
@@ -84,13 +94,13 @@ impl Row {
     }
 }
 
-fn points(rows: &[Row], mode: &str, kind: &str, filled: bool) -> Vec<Point> {
+fn points(rows: &[Row], (mode, kind): (&str, &str), aside: f64, filled: bool) -> Vec<Point> {
     let of_line = || rows.iter().filter(|row| row.mode == mode && row.kind == kind);
     let mut lengths = distinct(of_line().map(|row| row.tokens));
     lengths.sort_by(f64::total_cmp);
     let point = |tokens: f64| {
         let errors = || of_line().filter(|row| row.tokens == tokens).map(|row| row.error);
-        Some(Point { x: tokens, y: median(errors())?, interval: axis::extent(errors()), filled })
+        Some(Point { x: tokens * aside, y: median(errors())?, interval: axis::extent(errors()), filled })
     };
     lengths.into_iter().filter_map(point).collect()
 }
