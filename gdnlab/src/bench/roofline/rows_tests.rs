@@ -78,8 +78,8 @@ fn every_rate_is_a_record_beside_the_theoretical_one_and_the_ridge_point_follows
     let report = Report { finished: &finished, machine: &machine, source: Some("a data sheet") }.to_string();
     for words in [
         "NVIDIA H200\n",
-        "bf16_matmul        800.0 TFLOP/s          960.0    83.3 %  a fake, 64x64x64, fast\n",
-        "tf32_matmul                 failed  GPU: no tensor core",
+        "bf16_matmul              800.0 TFLOP/s          960.0    83.3 %  a fake, 64x64x64, fast\n",
+        "tf32_matmul                       failed  GPU: no tensor core",
         "ridge_point",
         "theoretical values: a data sheet",
     ] {
