@@ -350,8 +350,8 @@ mod tests {
         let suite = Case::suite().unwrap();
         let names: Vec<String> = suite.iter().map(Case::to_string).collect();
         assert_eq!(names.len(), 12);
-        assert_eq!(names[0], "fwd H=12 128/128 5120x2");
-        assert_eq!(names[3], "bwd H=12 128/128 5120x2 retained");
+        assert_eq!(names[0], "fwd H=12 128/128 5120+5120");
+        assert_eq!(names[3], "bwd H=12 128/128 5120+5120 retained");
         assert_eq!(names[11], "bwd H=6 128/128 B32 T1024 retained");
         let small =
             Case { shape: Shape::new(100, 2, 32, 32), seqlens: Some("60+40".parse().unwrap()), ..suite[0].clone() };

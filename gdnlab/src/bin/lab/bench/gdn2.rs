@@ -26,12 +26,12 @@ const SUITE: &str = "bench-gdn2";
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo lab bench gdn2 --save                              everything, kept in data/
-  cargo lab bench gdn2 --filter 5120x2 --each-kernel       the shape of the RFC, and where the time goes")]
+  cargo lab bench gdn2 --filter 5120 --each-kernel         the shape of the RFC, and where the time goes")]
 pub struct Args {
     /// Kernels by their names in `cargo lab kernels`. Without it, all of GDN-2.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     kernel: Vec<String>,
-    /// Only cases whose line `fwd H=12 128/128 5120x2` contains this text.
+    /// Only cases whose line `fwd H=12 128/128 5120+5120` contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Exactly so many samples per case. Without it, 20 to 200 in half a second.
