@@ -122,7 +122,7 @@ pub fn run(
         if go_on().is_break() {
             return Ok(Finished { stopped: true, ..finished });
         }
-        let outcome = if is_known(rung, batch, &gpu.name, &environment, known) {
+        let outcome = if is_known(rung, batch, &environment, known) {
             Outcome::Recorded
         } else {
             match measure(rung, batch, gpu, &mut go_on) {
@@ -138,17 +138,11 @@ pub fn run(
     Ok(finished)
 }
 
-/// Whether `known` has this model for the very code and GPU.
-fn is_known(rung: Rung, batch: &Batch, gpu: &str, environment: &Environment, known: &[Record]) -> bool {
-    let same_code = |record: &Record| {
-        environment.dirty == Some(false)
-            && environment.commit.is_some()
-            && (&record.environment.commit, record.environment.dirty) == (&environment.commit, Some(false))
-    };
+/// Whether `known` has this model for the very code and machine.
+fn is_known(rung: Rung, batch: &Batch, environment: &Environment, known: &[Record]) -> bool {
     known.iter().any(|record| {
         let Measurement::Ladder(ladder) = &record.measurement else { return false };
-        same_code(record)
-            && record.environment.machine.gpu.as_deref() == Some(gpu)
+        record.is_of(environment)
             && (ladder.mixer.as_str(), ladder.size.as_str()) == (rung.mixer.name(), rung.size.name())
             && (record.workload.batch, record.workload.tokens) == (Some(batch.sequences), Some(batch.tokens))
     })

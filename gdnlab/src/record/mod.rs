@@ -46,6 +46,16 @@ impl Record {
         Self { schema: SCHEMA, measurement, workload: workload.clone(), environment: environment.clone() }
     }
 
+    /// Whether the code and the machine of `now` would only repeat this: the same commit, without changes to it then or now,
+    /// the same GPU and the same CPU.
+    pub fn is_of(&self, now: &Environment) -> bool {
+        let Environment { commit, dirty, machine, .. } = &self.environment;
+        commit.is_some()
+            && *commit == now.commit
+            && [*dirty, now.dirty] == [Some(false); 2]
+            && (&machine.gpu, &machine.cpu) == (&now.machine.gpu, &now.machine.cpu)
+    }
+
     /// The error metrics, where this record holds some.
     pub fn errors(&self) -> Option<&Errors> {
         match &self.measurement {

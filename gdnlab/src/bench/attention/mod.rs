@@ -121,22 +121,34 @@ pub struct Finished {
     pub rows: Vec<Row>,
     /// Backends that this machine does not have, which have no rows.
     pub absent: Vec<Absent>,
+    /// How many were left out, because there are records of the same code and machine.
+    pub recorded: usize,
     /// Whether it was stopped before the end.
     pub stopped: bool,
 }
 
-/// Lets every backend run every case. `watch` is told what comes next, and is asked between samples too; where it breaks,
-/// what was measured so far is returned. A backend whose library is missing is told and left out.
+/// Lets every backend run every case that `records` does not have for this code and machine, and hands each row to `keep` at
+/// once. `watch` is told what comes next, and is asked between samples too; where it breaks, what was measured so far is
+/// returned. A backend whose library is missing is told and left out.
 ///
 /// # Errors
-/// None of a backend's: those are in the rows.
+/// What `keep` returns, and none of a backend's: those are in the rows.
 pub fn run(
     cases: &[Case],
     backends: &[Backend],
     timer: &mut Timer,
+    records: &[Record],
+    keep: &mut dyn FnMut(&Row) -> Result<()>,
     mut watch: impl FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Finished> {
     let mut finished = Finished::default();
+    let environment = Environment::detect();
+    let records: Vec<&Record> = records.iter().filter(|record| record.is_of(&environment)).collect();
+    let is_recorded = |workload: &Workload| {
+        records
+            .iter()
+            .any(|record| matches!(record.measurement, Measurement::Attention(_)) && record.workload == *workload)
+    };
     let mut known: Vec<(Case, Backend, Option<String>)> = Vec::new();
     let mut present = Vec::new();
     for &backend in backends {
@@ -149,7 +161,12 @@ pub fn run(
     for &case in cases {
         for (backend, kernel) in &present {
             let (backend, kernel) = (*backend, kernel.clone());
-            let step = Step { done: finished.rows.len(), total, name: format!("{} {case}", backend.name()) };
+            if is_recorded(&case.workload(&kernel)) {
+                finished.recorded += 1;
+                continue;
+            }
+            let done = finished.rows.len() + finished.recorded;
+            let step = Step { done, total, name: format!("{} {case}", backend.name()) };
             let mut go_on = || watch(&step);
             if go_on().is_break() {
                 return Ok(Finished { stopped: true, ..finished });
@@ -165,7 +182,9 @@ pub fn run(
                 Err(Error::Stopped) => return Ok(Finished { stopped: true, ..finished }),
                 Err(error) => Outcome::Failed(error.to_string()),
             };
-            finished.rows.push(Row { case, backend, kernel, outcome });
+            let row = Row { case, backend, kernel, outcome };
+            keep(&row)?;
+            finished.rows.push(row);
         }
     }
     Ok(finished)
@@ -256,6 +275,9 @@ impl fmt::Display for Report<'_> {
             }
         }
         self.finished.absent.iter().try_for_each(|absent| writeln!(f, "{absent}"))?;
+        if self.finished.recorded > 0 {
+            writeln!(f, "{} recorded before for this commit", self.finished.recorded)?;
+        }
         if self.finished.stopped { writeln!(f, "stopped before the end") } else { Ok(()) }
     }
 }

@@ -211,15 +211,11 @@ pub fn run(
 fn recorded<'a>(row: &Row, known: &'a [Record], now: &Environment) -> Option<&'a Record> {
     let same = |record: &&Record| {
         let Measurement::Roofline(roofline) = &record.measurement else { return false };
-        let Environment { commit, dirty, machine, .. } = &record.environment;
         let with = record.workload.kernel.as_deref().unwrap_or_default();
         roofline.quantity == row.quantity.name()
             && roofline.unit == row.quantity.unit()
             && row.sizes().is_none_or(|sizes| with.contains(&sizes))
-            && commit.is_some()
-            && *commit == now.commit
-            && [*dirty, now.dirty] == [Some(false); 2]
-            && (&machine.gpu, &machine.cpu) == (&now.machine.gpu, &now.machine.cpu)
+            && record.is_of(now)
     };
     known.iter().filter(same).max_by_key(|record| record.environment.utc.as_deref())
 }

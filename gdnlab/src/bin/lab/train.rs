@@ -107,6 +107,14 @@ impl Args {
             }
         }
         let stopped = last.is_some_and(|step| step.step < self.steps);
+        if stopped {
+            match &self.checkpoint {
+                Some(path) => {
+                    note(format_args!("stopped; kept in {}, from where the same command goes on", path.display()))
+                }
+                None => note("stopped; nothing is kept without --checkpoint"),
+            }
+        }
         match last {
             None => print(&format!("all {} steps were taken before\n", self.steps))?,
             Some(step) => {

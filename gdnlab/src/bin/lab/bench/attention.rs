@@ -2,11 +2,11 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
-use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, run};
+use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment, Record};
+use gdnlab::record::{self, Environment};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
@@ -17,7 +17,8 @@ const SUITE: &str = "bench-attention";
 ///
 /// Each backend is first checked against float64 on a small problem with heads of the same size; without a green check
 /// there is no time. A time is the median of GPU times of graph replays, each with a cold L2 cache. FLOPs count visible
-/// scores only. Ctrl-C ends early and keeps what was measured.
+/// scores only. What is recorded in `data/` for this commit and this machine is not measured again, unless the code was
+/// changed since the commit. Ctrl-C ends early and keeps what was measured.
 ///
 /// Exit code: 0 when every case was timed, 1 when one was wrong or could not run, 2 for bad input or no GPU.
 #[derive(clap::Args)]
@@ -35,9 +36,15 @@ pub struct Args {
     /// Exactly so many samples per case. Without it, 20 to 200 in half a second.
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
-    /// Add what was measured to the records in `data/`.
+    /// Measure again what is recorded already.
+    #[arg(long)]
+    again: bool,
+    /// Add each row to the records in `data/` as soon as it is measured.
     #[arg(long)]
     save: bool,
+    /// Print what was measured as records, one JSON object a line, instead of the table.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Args {
@@ -53,18 +60,27 @@ impl Args {
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
         let known = record::read_dir(&data)?;
         let ceilings = Ceilings::new(gpu, copy, &known);
+        let environment = Environment::detect();
+        let mut kept = Vec::new();
+        let mut keep = |row: &Row| {
+            if let Some(record) = row.record(&ceilings, &environment) {
+                if self.save {
+                    record::keep(&data, SUITE, std::slice::from_ref(&record))?;
+                }
+                kept.push(record);
+            }
+            Ok(())
+        };
         let mut said = Said::default();
-        let finished = run(&cases, &backends, &mut timer, |step| {
+        let recorded = if self.again { &[][..] } else { &known };
+        let finished = run(&cases, &backends, &mut timer, recorded, &mut keep, |step| {
             said.step(step);
             interrupt.control()
         })?;
-        print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;
-        if self.save {
-            let environment = Environment::detect();
-            let records: Vec<Record> =
-                finished.rows.iter().filter_map(|row| row.record(&ceilings, &environment)).collect();
-            let path = record::keep(&data, SUITE, &records)?;
-            print(&format!("records: {}\n", checkout.relative(&path)))?;
+        if self.json {
+            print(&record::to_json_lines(&kept)?)?;
+        } else {
+            print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;
         }
         Ok(exit_code(&finished))
     }
@@ -97,5 +113,5 @@ fn exit_code(finished: &Finished) -> ExitCode {
         return Interrupt::EXIT_CODE.into();
     }
     let timed = finished.rows.iter().all(|row| matches!(row.outcome, Outcome::Timed(_)));
-    if timed && !finished.rows.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
+    if timed && finished.rows.len() + finished.recorded > 0 { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }

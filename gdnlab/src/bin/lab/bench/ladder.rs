@@ -43,6 +43,9 @@ pub struct Args {
     /// Add each row to the records in `data/` as soon as it is measured.
     #[arg(long)]
     save: bool,
+    /// Print what was measured as records, one JSON object a line, instead of the table.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Args {
@@ -60,10 +63,14 @@ impl Args {
         let ceilings = Ceilings::new(gpu, copy, &records);
         let known = if self.again { &[][..] } else { &records };
         let environment = Environment::detect();
+        let mut kept = Vec::new();
         let keep = |row: &gdnlab::bench::ladder::Row| {
-            if let Some(record) = row.record(&batch, &ceilings, &environment).filter(|_| self.save) {
-                record::keep(&data, SUITE, &[record])?;
-                record::keep(&data, KERNELS, &row.kernel_records(&batch, &environment))?;
+            if let Some(record) = row.record(&batch, &ceilings, &environment) {
+                if self.save {
+                    record::keep(&data, SUITE, std::slice::from_ref(&record))?;
+                    record::keep(&data, KERNELS, &row.kernel_records(&batch, &environment))?;
+                }
+                kept.push(record);
             }
             Ok(())
         };
@@ -72,7 +79,11 @@ impl Args {
             said.step(step);
             interrupt.control()
         })?;
-        print(&Report { finished: &finished, batch: &batch, ceilings: &ceilings }.to_string())?;
+        if self.json {
+            print(&record::to_json_lines(&kept)?)?;
+        } else {
+            print(&Report { finished: &finished, batch: &batch, ceilings: &ceilings }.to_string())?;
+        }
         Ok(exit_code(&finished))
     }
 
