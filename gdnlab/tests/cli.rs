@@ -704,3 +704,23 @@ fn precision_refuses_what_it_cannot_run() {
     assert_refused(&lab(["precision", "diagnosis", "--tokens", "1000000000"]), &["needs about", "GB"]);
     assert_code(&lab(["precision", "search"]), 2);
 }
+
+#[test]
+fn a_training_goes_on_from_its_checkpoint_and_from_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.safetensors");
+    let train = |more: &[&str]| {
+        let own = ["train", "--cpu", "--mixer", "gdn", "--steps", "3", "--batch", "1", "--length", "16", "--checkpoint"];
+        lab(own.into_iter().chain([file.to_str().unwrap()]).chain(more.iter().copied()))
+    };
+    let output = train(&[]);
+    assert_code(&output, 0);
+    assert!(text(&output.stdout).starts_with("step 3 of 3: loss "), "{}", text(&output.stdout));
+    let output = train(&[]);
+    assert_code(&output, 0);
+    assert_eq!(text(&output.stdout), "all 3 steps were taken before\n");
+    assert_refused(&train(&["--seed", "2"]), &["other options: --seed is 1 there and 2 here;"]);
+    std::fs::write(&file, b"no checkpoint").unwrap();
+    assert_code(&train(&[]), 2);
+    assert_code(&lab(["train", "--mixer", "gdn", "--size", "1T"]), 2);
+}

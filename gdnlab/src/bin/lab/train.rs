@@ -150,12 +150,12 @@ impl Args {
             Some(gpu) => Trainer::Gpu(Box::new(GpuTraining::load(gpu, path, options)?)),
             None => Trainer::Cpu(Box::new(Training::load(path)?)),
         };
-        let (held, asked) = ((*training.config(), *training.settings()), (config, settings));
-        if held != asked {
+        let differing = differences((training.config(), training.settings()), (&config, &settings));
+        if !differing.is_empty() {
             return Err(Error::input(format!(
-                "{}: holds another training than the one that was asked for: expected {asked:?}, it has {held:?}; \
-                 give the same options, or another file",
-                path.display()
+                "{}: holds a training with other options: {}; give those, or another file",
+                path.display(),
+                differing.join(", ")
             )));
         }
         if training.text() != text.fingerprint() {
@@ -190,6 +190,29 @@ impl Args {
         };
         Record::new(environment, &workload, Measurement::Training(step))
     }
+}
+
+/// The options in which the training that a file holds differs from the one that was asked for.
+fn differences(held: (&ModelConfig, &Settings), asked: (&ModelConfig, &Settings)) -> Vec<String> {
+    let options = |(config, settings): (&ModelConfig, &Settings)| {
+        [
+            ("--mixer", config.mixer.to_string()),
+            ("--steps", settings.schedule.steps.to_string()),
+            ("--batch", settings.batch.to_string()),
+            ("--length", settings.length.to_string()),
+            ("--rate", settings.schedule.peak.to_string()),
+            ("--seed", settings.seed.to_string()),
+        ]
+    };
+    let pairs = options(held).into_iter().zip(options(asked));
+    let mut differing: Vec<String> = pairs
+        .filter(|(held, asked)| held.1 != asked.1)
+        .map(|((name, held), (_, asked))| format!("{name} is {held} there and {asked} here"))
+        .collect();
+    if differing.is_empty() && held != asked {
+        differing.push("--size or what this version trains with is another".to_owned());
+    }
+    differing
 }
 
 fn say(step: &Step) {
