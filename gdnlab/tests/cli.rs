@@ -710,7 +710,8 @@ fn a_training_goes_on_from_its_checkpoint_and_from_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tiny.safetensors");
     let train = |more: &[&str]| {
-        let own = ["train", "--cpu", "--mixer", "gdn", "--steps", "3", "--batch", "1", "--length", "16", "--checkpoint"];
+        let own =
+            ["train", "--cpu", "--mixer", "gdn", "--steps", "3", "--batch", "1", "--length", "16", "--checkpoint"];
         lab(own.into_iter().chain([file.to_str().unwrap()]).chain(more.iter().copied()))
     };
     let output = train(&[]);
