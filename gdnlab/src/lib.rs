@@ -4,6 +4,10 @@
 //! Data flows one way: [`inputs`] -> ([`reference`](mod@reference) | [`chunked`] | [`cuda`] | [`peer`]) -> [`compare`] ->
 //! [`record`] -> [`table`] -> [`figure`]; and times, beside [`cost`], from [`bench`](mod@bench) to [`record`]. Every
 //! implementation of an operator stands behind [`kernel::Kernel`].
+//!
+//! The experiments of the days, which drive all that: [`numerics`] (Day 1), [`bench`](mod@bench) and [`model`] (Day 2),
+//! [`rounding`] (Day 3), [`backends`] and [`tokens`] (Day 4), [`determinism`], [`bias`], [`distribution`] and [`noise`]
+//! (Day 5).
 
 #![warn(missing_docs)]
 

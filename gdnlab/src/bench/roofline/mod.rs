@@ -2,7 +2,7 @@
 //! and the ridge point between the two.
 //!
 //! Products heat a GPU up to its power limit, which lowers its clock within some tens of milliseconds: an H200 multiplies
-//! bf16 matrices at 787 TFLOP/s for 20 ms and at 670 from then on. The rate of the first products is what data sheets and
+//! bf16 matrices at 810 TFLOP/s after a rest and at 703 after a second of it. The rate of the first products is what data sheets and
 //! other people's tables mean, and all shares here are of it; the sustained one, which a training step has to live on, is
 //! measured beside it for bf16.
 //!

@@ -1,5 +1,6 @@
 //! What the commands share: printing, and ending early without leaving anything half-written.
 
+use gdnlab::cuda::Gpu;
 use gdnlab::numerics::Step;
 use gdnlab::peer::{Case, read_case, remove_unfinished};
 use gdnlab::{Error, Result};
@@ -25,6 +26,19 @@ pub fn print(text: &str) -> Result<()> {
 pub fn note(line: impl std::fmt::Display) {
     // Where nobody reads, nothing is lost.
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// The GPU, or none where this machine has none that can be used: then the person is told why, and that the CPU does what
+/// `doing` says, such as `training`.
+pub fn gpu_if_any(doing: &str) -> Result<Option<&'static Gpu>> {
+    match Gpu::shared() {
+        Ok(gpu) => Ok(Some(gpu)),
+        Err(Error::Gpu(why)) => {
+            note(format_args!("{doing} on the CPU: {why}"));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Says each step of long work once, however often it is asked about.

@@ -1,8 +1,7 @@
 //! `cargo lab train`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, note, print};
-use gdnlab::cuda::Gpu;
+use crate::output::{Interrupt, gpu_if_any, note, print};
 use gdnlab::model::adamw::Schedule;
 use gdnlab::model::config::{Mixer, ModelConfig, Size};
 use gdnlab::model::gpu::{GpuOptions, GpuTraining};
@@ -118,7 +117,7 @@ impl Args {
         match last {
             None => print(&format!("all {} steps were taken before\n", self.steps))?,
             Some(step) => {
-                let validation = step.validation.map_or_else(String::new, |loss| format!(", validation {loss:.4}"));
+                let validation = validation(&step);
                 print(&format!(
                     "step {} of {}: loss {:.4}{validation} nats per byte\n",
                     step.step, step.steps, step.loss
@@ -137,7 +136,7 @@ impl Args {
 
     /// A new training, or the one in the checkpoint.
     fn training(&self, text: &Text) -> Result<Trainer> {
-        let gpu = if self.cpu { None } else { gpu()? };
+        let gpu = if self.cpu { None } else { gpu_if_any("training")? };
         let (config, settings) = (ModelConfig::preset(self.mixer, self.size), self.settings());
         let options = GpuOptions { tuned: self.size != Size::Tiny, ..GpuOptions::default() };
         let Some(path) = self.checkpoint.as_ref().filter(|path| path.exists()) else {
@@ -215,20 +214,14 @@ fn differences(held: (&ModelConfig, &Settings), asked: (&ModelConfig, &Settings)
     differing
 }
 
-fn say(step: &Step) {
-    let validation = step.validation.map_or_else(String::new, |loss| format!(", validation {loss:.4}"));
-    note(format_args!("[{}/{}] loss {:.4}{validation}, {:.1} ms", step.step, step.steps, step.loss, step.latency_ms));
+/// The loss of validation in words, where it was measured.
+fn validation(step: &Step) -> String {
+    step.validation.map_or_else(String::new, |loss| format!(", validation {loss:.4}"))
 }
 
-fn gpu() -> Result<Option<&'static Gpu>> {
-    match Gpu::shared() {
-        Ok(gpu) => Ok(Some(gpu)),
-        Err(Error::Gpu(why)) => {
-            note(format_args!("training on the CPU: {why}"));
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+fn say(step: &Step) {
+    let validation = validation(step);
+    note(format_args!("[{}/{}] loss {:.4}{validation}, {:.1} ms", step.step, step.steps, step.loss, step.latency_ms));
 }
 
 /// A training on either machine.

@@ -1,10 +1,9 @@
 //! `cargo lab bench roofline`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print};
+use crate::output::{Interrupt, Said, gpu_if_any, note, print};
 use gdnlab::bench::roofline::{Bench, DataSheet, Finished, OnCpu, OnGpu, Outcome, Report, run};
 use gdnlab::bench::{Budget, Timer};
-use gdnlab::cuda::Gpu;
 use gdnlab::record::{self, Environment, Record};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
@@ -82,7 +81,7 @@ impl Args {
 
     /// The GPU, or the CPU where there is none.
     fn bench(&self, budget: Option<Budget>) -> Result<Box<dyn Bench>> {
-        let gpu = if self.cpu { None } else { Self::gpu()? };
+        let gpu = if self.cpu { None } else { gpu_if_any("measuring")? };
         if let Some(gpu) = gpu {
             let timer = Timer::new(gpu, budget.unwrap_or_default())?;
             return Ok(Box::new(OnGpu::new(timer, self.size.unwrap_or(OnGpu::SIZE))?));
@@ -93,17 +92,6 @@ impl Args {
             budget: budget.unwrap_or(default.budget),
             ..default
         }))
-    }
-
-    fn gpu() -> Result<Option<&'static Gpu>> {
-        match Gpu::shared() {
-            Ok(gpu) => Ok(Some(gpu)),
-            Err(Error::Gpu(why)) => {
-                note(format_args!("measuring the CPU: {why}"));
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     fn show(&self, finished: &Finished) -> Result<()> {
