@@ -2,13 +2,13 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
-use gdnlab::bench::gdn2::{Case, Finished, Outcome, Report, run};
+use gdnlab::bench::gdn2::{Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cuda::Gpu;
 use gdnlab::cuda::chunk::gdn2::Gdn2;
 use gdnlab::kernel::Kernel;
-use gdnlab::record::{self, Environment, Record};
+use gdnlab::record::{self, Environment};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
@@ -19,8 +19,10 @@ const SUITE: &str = "bench-gdn2";
 ///
 /// The shapes are that of the GDN-2 precision RFC, one long sequence with 16 heads, and a training step of short ones. Each
 /// kernel is first checked against the float64 recurrence on a small problem with heads of the same size; without a green
-/// check there is no time. A time is the median of GPU times of graph replays, each with a cold L2 cache. Ctrl-C ends early
-/// and keeps what was measured.
+/// check there is no time. A time is the median of GPU times of graph replays, each with a cold L2 cache. Each row is
+/// printed as soon as it is measured. What is recorded in `data/` for this commit and this machine is not measured again,
+/// unless the code was changed since the commit, or the kernels of a pass are asked for. Ctrl-C ends early and keeps what was
+/// measured.
 ///
 /// Exit code: 0 when every case was timed, 1 when one was wrong or could not run, 2 for bad input or no GPU.
 #[derive(clap::Args)]
@@ -40,9 +42,15 @@ pub struct Args {
     /// Show the time of each kernel of a pass too.
     #[arg(long)]
     each_kernel: bool,
-    /// Add what was measured to the records in `data/`.
+    /// Measure again what is recorded already.
+    #[arg(long)]
+    again: bool,
+    /// Add each row to the records in `data/` as soon as it is measured.
     #[arg(long)]
     save: bool,
+    /// Print what was measured as records, one JSON object a line, instead of the table.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Args {
@@ -58,18 +66,26 @@ impl Args {
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
         let known = record::read_dir(&data)?;
         let ceilings = Ceilings::new(gpu, copy, &known);
+        let environment = Environment::detect();
+        let report = Report { ceilings: &ceilings };
+        let mut keep = |row: &Row| {
+            let record = row.record(&ceilings, &environment);
+            if let Some(record) = record.as_ref().filter(|_| self.save) {
+                record::keep(&data, SUITE, std::slice::from_ref(record))?;
+            }
+            print(&if self.json { record::to_json_lines(record.as_slice())? } else { report.row(row) })
+        };
+        if !self.json {
+            print(&Report::heading())?;
+        }
         let mut said = Said::default();
-        let finished = run(&cases, &kernels, &mut timer, self.each_kernel, |step| {
+        let recorded = if self.again { &[][..] } else { &known };
+        let finished = run(&cases, &kernels, &mut timer, self.each_kernel, recorded, &mut keep, |step| {
             said.step(step);
             interrupt.control()
         })?;
-        print(&Report { finished: &finished, ceilings: &ceilings }.to_string())?;
-        if self.save {
-            let environment = Environment::detect();
-            let records: Vec<Record> =
-                finished.rows.iter().filter_map(|row| row.record(&ceilings, &environment)).collect();
-            let path = record::keep(&data, SUITE, &records)?;
-            print(&format!("records: {}\n", checkout.relative(&path)))?;
+        if !self.json {
+            print(&Report::footer(&finished))?;
         }
         Ok(exit_code(&finished))
     }
