@@ -36,6 +36,14 @@ pub enum Error {
     /// A figure could not be drawn.
     #[error("figure: {0}")]
     Figure(String),
+    /// A rank of several that compute together has failed, or is not there.
+    #[error("rank {rank} {reason}")]
+    Rank {
+        /// Which one, from 0.
+        rank: usize,
+        /// What it did, or did not do.
+        reason: String,
+    },
     /// The computation was asked to stop before its end.
     #[error("stopped before the end; what was finished is kept")]
     Stopped,

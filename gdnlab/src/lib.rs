@@ -7,7 +7,7 @@
 //!
 //! The experiments of the days, which drive all that: [`numerics`] (Day 1), [`bench`](mod@bench) and [`model`] (Day 2),
 //! [`rounding`] (Day 3), [`backends`] and [`tokens`] (Day 4), [`determinism`], [`bias`], [`distribution`] and [`noise`]
-//! (Day 5).
+//! (Day 5); and [`cp`], a sequence over several ranks (Day 7).
 
 #![warn(missing_docs)]
 
@@ -18,6 +18,7 @@ pub mod bias;
 pub mod chunked;
 pub mod compare;
 pub mod cost;
+pub mod cp;
 pub mod cuda;
 pub mod determinism;
 pub mod distribution;
