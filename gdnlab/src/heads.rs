@@ -4,7 +4,7 @@
 //! heads of a group run in the same task, one after the other, so that the sums dq and dk over the group have a fixed
 //! order and results do not depend on the number of threads.
 
-use crate::problem::{GateGrads, Gates, Grads, Inputs, Op, Outputs, Results, Tensor};
+use crate::problem::{GateGrads, Gates, Grads, Inputs, Op, Outputs, PIECE, Results, Tensor};
 use crate::{Error, Result};
 use gdnlab_deps::rayon::prelude::*;
 use std::ops::Range;
@@ -185,7 +185,12 @@ pub(crate) fn run(
     }
     let mut outputs = Outputs::filled(inputs, UNWRITTEN);
     let mut grads = backward.then(|| {
-        let zeros = |tensor: &Tensor| Tensor::zeros(&tensor.dims);
+        // They are added to. A page of zeros that is read before it is written is mapped twice, and every thread told.
+        let zeros = |tensor: &Tensor| {
+            let mut zeros = Tensor::zeros(&tensor.dims);
+            zeros.data.par_chunks_mut(PIECE).for_each(|piece| piece.fill(0.0));
+            zeros
+        };
         Grads { dq: zeros(&inputs.q), dk: zeros(&inputs.k), ..Grads::filled(inputs, UNWRITTEN) }
     });
     tasks(inputs, &mut outputs, grads.as_mut()).into_par_iter().for_each(|task| {

@@ -6,6 +6,7 @@ use crate::activation::{log_sigmoid, sigmoid};
 use crate::precision::Format;
 use crate::problem::{Gates, Inputs, Op, Shape, Tensor};
 use crate::{Error, Result};
+use gdnlab_deps::rayon::join;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -96,9 +97,8 @@ impl std::str::FromStr for Regime {
 pub fn generate(op: Op, shape: &Shape, regime: Regime, seed: u64) -> Result<Inputs> {
     shape.validate()?;
     let draw = Draw::new(seed);
-    let (q, k) = queries_and_keys(&draw, shape, regime);
     let value_dims = shape.value_dims();
-    let gates = match op {
+    let gates = || match op {
         Op::Gdn => Gates::Gdn {
             g: log_decay(&draw, &shape.gate_dims(), regime),
             beta: write_gate(&draw, "beta", &shape.gate_dims(), regime),
@@ -109,6 +109,11 @@ pub fn generate(op: Op, shape: &Shape, regime: Regime, seed: u64) -> Result<Inpu
             w: write_gate(&draw, "w", &value_dims, regime),
         },
     };
+    // Each tensor has a stream of its own, so threads may draw them side by side.
+    let ((q, k), ((v, d_o), gates)) = join(
+        || queries_and_keys(&draw, shape, regime),
+        || join(|| join(|| draw.normal("v", &value_dims), || draw.normal("do", &value_dims)), gates),
+    );
     Ok(Inputs {
         shape: *shape,
         cu_seqlens: None,
@@ -116,10 +121,10 @@ pub fn generate(op: Op, shape: &Shape, regime: Regime, seed: u64) -> Result<Inpu
         dtype: Format::F64,
         q,
         k,
-        v: draw.normal("v", &value_dims),
+        v,
         gates,
         initial_state: None,
-        d_o: Some(draw.normal("do", &value_dims)),
+        d_o: Some(d_o),
         d_final_state: Some(draw.normal("dht", &shape.state_dims(shape.batch))),
     })
 }
@@ -197,7 +202,7 @@ fn queries_and_keys(draw: &Draw, shape: &Shape, regime: Regime) -> (Tensor, Tens
 }
 
 fn raw_queries_and_keys(draw: &Draw, shape: &Shape, regime: Regime) -> (Tensor, Tensor) {
-    let (mut q, mut k) = (draw.normal("q", &shape.qk_dims()), draw.normal("k", &shape.qk_dims()));
+    let (mut q, mut k) = join(|| draw.normal("q", &shape.qk_dims()), || draw.normal("k", &shape.qk_dims()));
     if regime == Regime::Correlated {
         q.data.iter_mut().for_each(|x| *x += 1.0);
         k.data.iter_mut().for_each(|x| *x = 10.0 * *x - 50.0);

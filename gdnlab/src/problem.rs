@@ -7,12 +7,16 @@
 
 use crate::precision::Format;
 use crate::{Error, Result};
+use gdnlab_deps::rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
 /// Largest d_k and d_v that are accepted.
 pub const MAX_HEAD_DIM: usize = 256;
+
+/// Elements of a large tensor that a thread takes at a time, where each is treated alone; no other thread is asked for fewer.
+pub(crate) const PIECE: usize = 1 << 16;
 
 /// Which delta rule is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -207,7 +211,45 @@ impl Tensor {
 
     /// Rounds every element to `format`, in place.
     pub fn round_to(&mut self, format: Format) {
-        format.round_slice(&mut self.data);
+        self.data.par_chunks_mut(PIECE).for_each(|piece| format.round_slice(piece));
+    }
+
+    /// Every element rounded to `format`.
+    #[must_use]
+    pub fn rounded_to(&self, format: Format) -> Self {
+        // Memory that no thread has touched: each page is taken by the thread that fills it.
+        let mut rounded = Self::zeros(&self.dims);
+        rounded.data.par_chunks_mut(PIECE).zip(self.data.par_chunks(PIECE)).for_each(|(to, from)| {
+            to.copy_from_slice(from);
+            format.round_slice(to);
+        });
+        rounded
+    }
+
+    /// The tokens `range` of each row: `[B, range.len(), ..]` of `[B, T, ..]`.
+    ///
+    /// # Panics
+    /// Where the tensor has no axis of tokens, or `range` leaves it.
+    pub(crate) fn tokens(&self, range: Range<usize>) -> Self {
+        let (row, width) = (self.dims[1..].iter().product::<usize>(), self.dims[2..].iter().product::<usize>());
+        let part = range.start * width..range.end * width;
+        let rows = self.data.chunks_exact(row.max(1)).flat_map(|row| &row[part.clone()]);
+        let dims = [&[self.dims[0], range.len()], &self.dims[2..]].concat();
+        Self { dims, data: rows.copied().collect() }
+    }
+
+    /// The same with `count` tokens of zeros in front of each row: `[B, count + T, ..]`.
+    ///
+    /// # Panics
+    /// Where the tensor has no axis of tokens.
+    pub(crate) fn behind_zeros(&self, count: usize) -> Self {
+        let (row, width) = (self.dims[1..].iter().product::<usize>(), self.dims[2..].iter().product::<usize>());
+        let dims = [&[self.dims[0], count + self.dims[1]], &self.dims[2..]].concat();
+        let mut all = Self::zeros(&dims);
+        for (to, from) in all.data.chunks_exact_mut(count * width + row).zip(self.data.chunks_exact(row)) {
+            to[count * width..].copy_from_slice(from);
+        }
+        all
     }
 
     /// The indices of the element at `offset`, one per axis.
@@ -337,18 +379,33 @@ impl Inputs {
     /// The same problem as a kernel of the given input format sees it: q, k, v and do rounded to `format`, gates and
     /// states to no more than fp32, since training keeps those in fp32.
     pub fn rounded_to(&self, format: Format) -> Self {
-        let mut rounded = self.clone();
-        rounded.round_to(format);
-        rounded
+        let of = |name: &str, tensor: &Tensor| tensor.rounded_to(rounding(name, format));
+        let optional = |name: &str, tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| of(name, tensor));
+        Self {
+            shape: self.shape,
+            cu_seqlens: self.cu_seqlens.clone(),
+            scale: self.scale,
+            dtype: format,
+            q: of("q", &self.q),
+            k: of("k", &self.k),
+            v: of("v", &self.v),
+            gates: match &self.gates {
+                Gates::Gdn { g, beta } => Gates::Gdn { g: of("g", g), beta: of("beta", beta) },
+                Gates::Gdn2 { g, b, w } => Gates::Gdn2 { g: of("g", g), b: of("b", b), w: of("w", w) },
+            },
+            initial_state: optional("initial_state", &self.initial_state),
+            d_o: optional("do", &self.d_o),
+            d_final_state: optional("dht", &self.d_final_state),
+        }
     }
 
     /// [`Inputs::rounded_to`] in place; tells whether a value changed.
     pub fn round_to(&mut self, format: Format) -> bool {
-        let wide = if format == Format::F64 { Format::F64 } else { Format::F32 };
         let mut changed = false;
         for (name, tensor) in self.named_mut() {
-            let format = if matches!(name, "q" | "k" | "v" | "do") { format } else { wide };
-            changed = changed || tensor.data.iter().any(|&x| format.round(x) != x);
+            let format = rounding(name, format);
+            let is_changed = |piece: &[f64]| piece.iter().any(|&x| format.round(x) != x);
+            changed = changed || tensor.data.par_chunks(PIECE).any(is_changed);
             tensor.round_to(format);
         }
         self.dtype = format;
@@ -439,10 +496,18 @@ fn validate_cu_seqlens(cu: &[usize], batch: usize, tokens: usize) -> Result<()> 
     Ok(())
 }
 
+/// What the input `name` is rounded to for a kernel that takes `format`.
+fn rounding(name: &str, format: Format) -> Format {
+    match (name, format) {
+        ("q" | "k" | "v" | "do", _) | (_, Format::F64) => format,
+        _ => Format::F32,
+    }
+}
+
 fn check_finite(name: &str, tensor: &Tensor) -> Result<()> {
     // Whole blocks are tested without a branch per element, so that the common case runs at the speed of memory.
     let finite = |block: &[f64]| block.iter().fold(true, |finite, x| finite & x.is_finite());
-    if tensor.data.chunks(1024).all(finite) {
+    if tensor.data.par_chunks(PIECE).all(|piece| piece.chunks(1024).all(finite)) {
         return Ok(());
     }
     match tensor.data.iter().position(|x| !x.is_finite()) {

@@ -2,6 +2,7 @@
 //! throughout does not show in the RMS of a tensor that holds larger ones.
 
 use crate::problem::Tensor;
+use gdnlab_deps::rayon::prelude::*;
 use serde::Serialize;
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ pub struct HeadError {
     pub scale: f64,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Sums {
     count: usize,
     errors: f64,
@@ -48,21 +49,29 @@ pub(super) fn head_errors(
     }
     let heads = dims[if is_state { 1 } else { 2 }];
     let inner = dims.iter().skip(if is_state { 2 } else { 3 }).product::<usize>().max(1);
-    let sequence_of = |row: usize| match ranges {
-        _ if is_state => row,
-        Some(ranges) => ranges.partition_point(|range| range.end <= row),
-        None => row / dims[1].max(1),
+    // Rows of `inner` elements of each sequence, `heads` for each token; a state is like one token.
+    let sequences: Vec<Range<usize>> = match ranges {
+        _ if is_state => (0..dims[0]).map(|n| n..n + 1).collect(),
+        Some(ranges) => ranges.to_vec(),
+        None => (0..dims[0]).map(|b| b * dims[1]..(b + 1) * dims[1]).collect(),
     };
-    let sequences = if is_state { dims[0] } else { ranges.map_or(dims[0], <[_]>::len) };
-    let mut sums = vec![Sums::default(); sequences * heads];
-    for (at, (x, r)) in got.data.iter().zip(&expected.data).enumerate().filter(|(_, (x, r))| (*x - *r).is_finite()) {
-        let row = at / inner;
-        let piece = &mut sums[sequence_of(row / heads) * heads + row % heads];
-        piece.count += 1;
-        piece.errors += ((x - r) / unit).powi(2);
-        piece.truth += (r / unit).powi(2);
-        piece.terms = piece.terms.max(terms.get(at).copied().unwrap_or(0.0));
-    }
+    let sums: Vec<Sums> = (0..sequences.len() * heads)
+        .into_par_iter()
+        .map(|at| {
+            let rows = sequences[at / heads].clone().map(|token| token * heads + at % heads);
+            let elements = rows.flat_map(|row| row * inner..(row + 1) * inner);
+            let mut sums = Sums::default();
+            for (at, x, r) in
+                elements.map(|at| (at, got.data[at], expected.data[at])).filter(|(_, x, r)| (x - r).is_finite())
+            {
+                sums.count += 1;
+                sums.errors += ((x - r) / unit).powi(2);
+                sums.truth += (r / unit).powi(2);
+                sums.terms = sums.terms.max(terms.get(at).copied().unwrap_or(0.0));
+            }
+            sums
+        })
+        .collect();
     let measured = sums.into_iter().enumerate().filter(|(_, sums)| sums.count >= FEWEST && sums.truth > 0.0);
     measured
         .map(|(at, sums)| {

@@ -3,8 +3,9 @@
 use super::heads::{HeadError, head_errors};
 use super::sum::sum;
 use crate::precision::Format;
-use crate::problem::{Inputs, Op, Results, Tensor};
+use crate::problem::{Inputs, Op, PIECE, Results, Tensor};
 use crate::{Error, Result};
+use gdnlab_deps::rayon::prelude::*;
 use gdnlab_deps::statrs::distribution::{ContinuousCDF, StudentsT};
 use serde::Serialize;
 use std::fmt;
@@ -146,8 +147,10 @@ fn dg_terms(inputs: &Inputs, dq: &Tensor, dk: &Tensor) -> Vec<f64> {
 
 /// The narrowest format that holds all of `values`.
 fn narrowest(values: &[f64]) -> Format {
-    let holds = |format: Format| values.iter().all(|&x| x.is_nan() || format.round(x) == x);
-    if values.iter().all(|&x| x == 0.0) {
+    let all =
+        |test: &(dyn Fn(f64) -> bool + Sync)| values.par_chunks(PIECE).all(|piece| piece.iter().all(|&x| test(x)));
+    let holds = |format: Format| all(&|x| x.is_nan() || format.round(x) == x);
+    if all(&|x| x == 0.0) {
         return Format::F64;
     }
     let narrow_first = [Format::Bf16, Format::F16, Format::Tf32, Format::F32];
@@ -199,35 +202,58 @@ fn ratio(error: f64, scale: f64) -> f64 {
     if error == 0.0 { 0.0 } else { error / scale }
 }
 
+#[derive(Default)]
 struct Scan {
     nonfinite: usize,
     max_abs: f64,
     worst: Option<usize>,
 }
 
-fn scan(got: &[f64], expected: &[f64]) -> Scan {
-    let mut scan = Scan { nonfinite: 0, max_abs: 0.0, worst: None };
-    for (at, (&x, &r)) in got.iter().zip(expected).enumerate() {
-        if x.is_finite() && r.is_finite() {
-            let error = (x - r).abs();
-            if error > scan.max_abs {
-                scan.max_abs = error;
-                if scan.nonfinite == 0 {
-                    scan.worst = Some(at);
+impl Scan {
+    /// Of elements whose first has the index `first`.
+    fn of(first: usize, got: &[f64], expected: &[f64]) -> Self {
+        let mut scan = Self::default();
+        for (at, (&x, &r)) in got.iter().zip(expected).enumerate() {
+            if x.is_finite() && r.is_finite() {
+                let error = (x - r).abs();
+                if error > scan.max_abs {
+                    scan.max_abs = error;
+                    if scan.nonfinite == 0 {
+                        scan.worst = Some(first + at);
+                    }
                 }
+            } else if x != r {
+                if scan.nonfinite == 0 {
+                    scan.worst = Some(first + at);
+                }
+                scan.nonfinite += 1;
             }
-        } else if x != r {
-            if scan.nonfinite == 0 {
-                scan.worst = Some(at);
-            }
-            scan.nonfinite += 1;
+        }
+        scan
+    }
+
+    /// Of both, `next` with the elements behind those of `self`.
+    fn and(self, next: Self) -> Self {
+        let of_next = match (self.nonfinite, next.nonfinite) {
+            (0, 0) => next.max_abs > self.max_abs,
+            (before, _) => before == 0,
+        };
+        Self {
+            nonfinite: self.nonfinite + next.nonfinite,
+            max_abs: self.max_abs.max(next.max_abs),
+            worst: if of_next { next.worst } else { self.worst },
         }
     }
-    scan
+}
+
+fn scan(got: &[f64], expected: &[f64]) -> Scan {
+    let pieces = got.par_chunks(PIECE).zip(expected.par_chunks(PIECE)).enumerate();
+    let scans: Vec<Scan> = pieces.map(|(index, (x, r))| Scan::of(index * PIECE, x, r)).collect();
+    scans.into_iter().fold(Scan::default(), Scan::and)
 }
 
 /// Sums over the elements that are finite on both sides, in units of `scale` so that squares neither overflow nor
-/// vanish.
+/// vanish. Threads take pieces, whose results are put together in their order, so no bit depends on the number of threads.
 struct Distances<'a> {
     got: &'a [f64],
     expected: &'a [f64],
@@ -241,22 +267,30 @@ struct Distances<'a> {
 impl<'a> Distances<'a> {
     fn new(got: &'a [f64], expected: &'a [f64], terms: f64) -> Self {
         let mut distances = Self { got, expected, count: 0, scale: 0.0, zero_reference: false };
-        distances.count = distances.pairs().count();
-        let largest = distances.pairs().map(|(_, r)| r.abs()).fold(0.0, f64::max);
+        distances.count = distances.pieces().map(|(got, expected)| pairs(got, expected).count()).sum();
+        let largest = distances.largest(|(_, r)| r);
         distances.zero_reference = largest == 0.0;
         distances.scale = if distances.zero_reference { terms } else { largest };
         distances
     }
 
-    fn pairs(&self) -> impl Iterator<Item = (f64, f64)> + use<'a> {
-        let both = self.got.iter().copied().zip(self.expected.iter().copied());
-        both.filter(|(x, r)| x.is_finite() && r.is_finite())
+    fn pieces(&self) -> impl IndexedParallelIterator<Item = (&'a [f64], &'a [f64])> + use<'a> {
+        self.got.par_chunks(PIECE).zip(self.expected.par_chunks(PIECE))
     }
 
-    /// `(x - r) / scale` of each element.
-    fn errors(&self) -> impl Iterator<Item = f64> + use<'a> {
-        let scale = self.scale;
-        self.pairs().map(move |(x, r)| ratio(x - r, scale))
+    fn largest(&self, value: impl Fn((f64, f64)) -> f64 + Sync) -> f64 {
+        let largest = |(got, expected)| pairs(got, expected).map(|pair| value(pair).abs()).fold(0.0, f64::max);
+        self.pieces().map(largest).reduce(|| 0.0, f64::max)
+    }
+
+    fn sum(&self, term: impl Fn((f64, f64)) -> f64 + Sync) -> f64 {
+        let sums: Vec<f64> = self.pieces().map(|(got, expected)| sum(pairs(got, expected).map(&term))).collect();
+        sum(sums.into_iter())
+    }
+
+    /// `(x - r) / scale` of an element.
+    fn error(&self, (x, r): (f64, f64)) -> f64 {
+        ratio(x - r, self.scale)
     }
 
     /// RMS of `r` in units of `scale`.
@@ -264,30 +298,31 @@ impl<'a> Distances<'a> {
         if self.zero_reference {
             return 1.0;
         }
-        (sum(self.pairs().map(|(_, r)| (r / self.scale).powi(2))) / self.count as f64).sqrt()
+        (self.sum(|(_, r)| (r / self.scale).powi(2)) / self.count as f64).sqrt()
     }
 
     fn rel_rms(&self) -> f64 {
         if self.count == 0 {
             return 0.0;
         }
-        (sum(self.errors().map(|e| e * e)) / self.count as f64).sqrt() / self.reference_rms()
+        (self.sum(|pair| self.error(pair).powi(2)) / self.count as f64).sqrt() / self.reference_rms()
     }
 
     fn mean_abs(&self) -> f64 {
-        sum(self.pairs().map(|(x, r)| (x - r).abs())) / self.count.max(1) as f64
+        self.sum(|(x, r)| (x - r).abs()) / self.count.max(1) as f64
     }
 
     fn cosine(&self) -> f64 {
-        let largest = self.pairs().map(|(x, _)| x.abs()).fold(0.0, f64::max);
+        let largest = self.largest(|(x, _)| x);
         match (largest == 0.0, self.zero_reference) {
             (true, true) => return 1.0,
             (false, false) => {}
             _ => return 0.0,
         }
         let unit = |(x, r): (f64, f64)| (x / largest, r / self.scale);
-        let dot = sum(self.pairs().map(unit).map(|(x, r)| x * r));
-        let norms = sum(self.pairs().map(unit).map(|(x, _)| x * x)) * sum(self.pairs().map(unit).map(|(_, r)| r * r));
+        let sum = |term: fn((f64, f64)) -> f64| self.sum(|pair| term(unit(pair)));
+        let dot = sum(|(x, r)| x * r);
+        let norms = sum(|(x, _)| x * x) * sum(|(_, r)| r * r);
         dot / norms.sqrt()
     }
 
@@ -297,10 +332,16 @@ impl<'a> Distances<'a> {
             return (0.0, 1.0);
         }
         let n = self.count as f64;
-        let mean = sum(self.errors()) / n;
-        let squares = sum(self.errors().map(|e| (e - mean).powi(2)));
+        let mean = self.sum(|pair| self.error(pair)) / n;
+        let squares = self.sum(|pair| (self.error(pair) - mean).powi(2));
         (mean / self.reference_rms(), two_sided_p(mean, squares, n))
     }
+}
+
+/// The elements that are finite on both sides.
+fn pairs<'a>(got: &'a [f64], expected: &'a [f64]) -> impl Iterator<Item = (f64, f64)> + use<'a> {
+    let both = got.iter().copied().zip(expected.iter().copied());
+    both.filter(|(x, r)| x.is_finite() && r.is_finite())
 }
 
 /// p-value of `mean` under "the mean is 0", from the sum of squared deviations of `n` values.

@@ -2,8 +2,9 @@
 
 use crate::cuda::{Buffer, Element, Gpu};
 use crate::precision::Format;
-use crate::problem::Tensor;
+use crate::problem::{PIECE, Tensor};
 use crate::{Error, Result};
+use gdnlab_deps::rayon::prelude::*;
 use half::{bf16, f16};
 use std::any::Any;
 
@@ -107,14 +108,18 @@ impl DeviceTensor {
 
     pub fn download(&self, gpu: &Gpu) -> Result<Tensor> {
         let data = match &self.numbers {
-            Numbers::F32(buffer) => gpu.download(buffer)?.into_iter().map(f64::from).collect(),
-            Numbers::Bf16(buffer) => gpu.download(buffer)?.into_iter().map(f64::from).collect(),
-            Numbers::F16(buffer) => gpu.download(buffer)?.into_iter().map(f64::from).collect(),
+            Numbers::F32(buffer) => widened(gpu.download(buffer)?),
+            Numbers::Bf16(buffer) => widened(gpu.download(buffer)?),
+            Numbers::F16(buffer) => widened(gpu.download(buffer)?),
         };
         Tensor::new(&self.dims, data)
     }
 }
 
-fn rounded<T>(values: &[f64], round: impl Fn(f64) -> T) -> Vec<T> {
-    values.iter().map(|&x| round(x)).collect()
+fn rounded<T: Send>(values: &[f64], round: impl Fn(f64) -> T + Sync) -> Vec<T> {
+    values.par_iter().with_min_len(PIECE).map(|&x| round(x)).collect()
+}
+
+fn widened<T: Element + Into<f64> + Sync>(values: Vec<T>) -> Vec<f64> {
+    values.par_iter().with_min_len(PIECE).map(|&x| x.into()).collect()
 }

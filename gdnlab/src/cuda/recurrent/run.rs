@@ -3,8 +3,9 @@
 use super::super::{Buffer, Element, Function, Gpu, Grid, Module};
 use super::build;
 use super::layout::{Batch, Layout, Workspace};
-use crate::problem::{GateGrads, Gates, Grads, Inputs, Op, Outputs, Results, Tensor};
+use crate::problem::{GateGrads, Gates, Grads, Inputs, Op, Outputs, PIECE, Results, Tensor};
 use crate::{Error, Result};
+use gdnlab_deps::rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,11 +36,11 @@ impl Real for f32 {
     const CUDA: &'static str = "float";
 
     fn narrowed(values: &[f64]) -> Cow<'_, [Self]> {
-        Cow::Owned(values.iter().map(|&x| x as f32).collect())
+        Cow::Owned(values.par_iter().with_min_len(PIECE).map(|&x| x as f32).collect())
     }
 
     fn widened(values: Vec<Self>) -> Vec<f64> {
-        values.into_iter().map(f64::from).collect()
+        values.par_iter().with_min_len(PIECE).map(|&x| f64::from(x)).collect()
     }
 }
 
