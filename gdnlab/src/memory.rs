@@ -21,6 +21,12 @@ pub fn require(bytes: u128) -> Result<()> {
     }
 }
 
+/// How many pieces of `bytes` fit into the memory that is free; at least one, for [`require`] to refuse.
+pub(crate) fn times(bytes: u128) -> usize {
+    let free = available().map_or(u128::MAX, u128::from);
+    usize::try_from(free / bytes.max(1)).unwrap_or(usize::MAX).max(1)
+}
+
 fn gigabytes(bytes: f64) -> String {
     format!("{:.1} GB", bytes / 1e9)
 }
@@ -45,6 +51,12 @@ mod tests {
         for bytes in [isize::MAX as u128 + 1, u128::MAX] {
             assert!(require(bytes).unwrap_err().to_string().starts_with("needs about "));
         }
+    }
+
+    #[test]
+    fn at_least_one_piece_fits() {
+        assert_eq!(times(u128::MAX), 1);
+        assert!(times(1) > 1_000_000 && times(0) == times(1));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::parameters::Grads;
 use crate::Result;
 use crate::problem::Tensor;
 use crate::reference::swiglu::{SwiGlu, SwiGluGrads};
+use std::ops::Range;
 
 /// What the backward needs of the forward.
 pub(super) struct BlockCache {
@@ -54,10 +55,15 @@ pub(super) fn forward(layer: &Layer, x: Tensor) -> Result<(Tensor, BlockCache)> 
     Ok((y, BlockCache { x, mixer_input, mixer, m, mlp_input, gate, up, hidden }))
 }
 
-/// `y` for a GDN mixer whose recurrence another kernel computes.
-pub(super) fn infer(layer: &Layer, x: Tensor, mixing: &mut Mixing<'_>) -> Result<Tensor> {
-    let mixed = gdn::infer(layer, &layer.norm("mixer_norm", &x)?, mixing)?;
-    let m = add(mixed, &x);
+/// `y` for a GDN mixer whose recurrence another kernel computes, at the tokens `needed` alone: what is behind the recurrence
+/// goes token by token.
+pub(super) fn infer(layer: &Layer, x: Tensor, mixing: &mut Mixing<'_>, needed: Range<usize>) -> Result<Tensor> {
+    let n = layer.norm("mixer_norm", &x)?;
+    let o = gdn::recur(layer, &n, mixing)?;
+    let all = needed.len() == x.dims[1];
+    let (x, n, o) =
+        if all { (x, n, o) } else { (x.tokens(needed.clone()), n.tokens(needed.clone()), o.tokens(needed)) };
+    let m = add(gdn::output(layer, &o, &n)?, &x);
     let n = layer.norm("mlp_norm", &m)?;
     let (gate, up) = (layer.project("mlp.gate", &n)?, layer.project("mlp.up", &n)?);
     Ok(add(layer.project("mlp.down", &SwiGlu { gate: &gate, up: &up }.forward()?)?, &m))

@@ -134,27 +134,48 @@ pub(super) struct GdnState {
 /// How a layer reads: the kernel of the recurrence, which tokens are padding, and what it kept of the tokens before.
 pub(super) struct Mixing<'a> {
     pub kernel: &'a dyn Kernel,
-    pub padding: Option<&'a [bool]>,
+    pub padding: Padding<'a>,
     pub state: &'a mut Option<GdnState>,
 }
 
-impl Mixing<'_> {
-    /// Sets the rows of padding to zero.
-    fn blank(&self, x: &mut Tensor) {
-        let Some(padding) = self.padding else { return };
-        let width = x.data.len() / padding.len();
-        let rows = x.data.chunks_exact_mut(width).zip(padding).filter(|(_, padding)| **padding);
+/// The tokens that leave no trace.
+#[derive(Clone, Copy)]
+pub(super) enum Padding<'a> {
+    /// None.
+    None,
+    /// Those that are marked, one mark for each token.
+    Marked(&'a [bool]),
+    /// So many in front of each row, which are not among the tokens that are read. The kernel sees them as the zeros that all
+    /// they become is.
+    Front(usize),
+}
+
+impl Padding<'_> {
+    /// Sets the rows of marked padding to zero.
+    fn blank(self, x: &mut Tensor) {
+        let Self::Marked(marks) = self else { return };
+        let width = x.data.len() / marks.len();
+        let rows = x.data.chunks_exact_mut(width).zip(marks).filter(|(_, padding)| **padding);
         rows.for_each(|(row, _)| row.fill(0.0));
+    }
+
+    /// Tokens in front of those that are read.
+    fn front(self) -> usize {
+        if let Self::Front(count) = self { count } else { 0 }
     }
 }
 
-/// `y`, `[B, T, D]`, with the recurrence by the kernel of `mixing`, whose state moves behind the last token.
-pub(super) fn infer(layer: &Layer, n: &Tensor, mixing: &mut Mixing<'_>) -> Result<Tensor> {
+/// What the recurrence of a layer takes, in float64, and what its convolutions keep.
+pub(super) fn recurrence_inputs(
+    layer: &Layer,
+    n: &Tensor,
+    padding: Padding<'_>,
+    before: Option<GdnState>,
+) -> Result<(Inputs, [Tensor; 3])> {
     let heads = layer.config.heads;
-    let before = mixing.state.take();
     let convolved = |index: usize, (matrix, taps): Names| {
         let mut x = layer.project(matrix, n)?;
-        mixing.blank(&mut x);
+        padding.blank(&mut x);
         let initial_state = before.as_ref().map(|state| &state.convolutions[index]);
         let outputs = ShortConv { initial_state, ..conv(&x, layer.get(taps)?) }.forward()?;
         Ok::<_, Error>((split_heads(outputs.y, heads)?, outputs.final_state))
@@ -162,8 +183,8 @@ pub(super) fn infer(layer: &Layer, n: &Tensor, mixing: &mut Mixing<'_>) -> Resul
     let ((q, state_q), (k, state_k), (v, state_v)) = (convolved(0, Q)?, convolved(1, K)?, convolved(2, V)?);
     let mut g = log_decay(layer, &layer.project("mixer.a", n)?)?.forward()?;
     let mut beta = write_strength(&layer.project("mixer.b", n)?).forward()?;
-    mixing.blank(&mut g);
-    mixing.blank(&mut beta);
+    padding.blank(&mut g);
+    padding.blank(&mut beta);
     let mut inputs = Inputs {
         shape: shape(layer, n),
         cu_seqlens: None,
@@ -173,15 +194,33 @@ pub(super) fn infer(layer: &Layer, n: &Tensor, mixing: &mut Mixing<'_>) -> Resul
         k: l2(&k).forward()?,
         v,
         gates: Gates::Gdn { g, beta },
-        initial_state: before.map(|state| state.recurrence),
+        initial_state: None,
         d_o: None,
         d_final_state: None,
     };
+    if padding.front() > 0 {
+        inputs.shape.tokens += padding.front();
+        inputs.named_mut().into_iter().for_each(|(_, tensor)| *tensor = tensor.behind_zeros(padding.front()));
+    }
+    inputs.initial_state = before.map(|state| state.recurrence);
+    Ok((inputs, [state_q, state_k, state_v]))
+}
+
+/// What the recurrence gives at the tokens that are read, `[B, T, H, V]`, by the kernel of `mixing`, whose state moves behind
+/// the last of them.
+pub(super) fn recur(layer: &Layer, n: &Tensor, mixing: &mut Mixing<'_>) -> Result<Tensor> {
+    let (mut inputs, convolutions) = recurrence_inputs(layer, n, mixing.padding, mixing.state.take())?;
     inputs.round_to(mixing.kernel.input_format());
     let Outputs { o, final_state } = mixing.kernel.forward(&inputs)?.outputs;
-    *mixing.state = Some(GdnState { convolutions: [state_q, state_k, state_v], recurrence: final_state });
-    let z = split_heads(layer.project("mixer.gate", n)?, heads)?;
-    layer.project("mixer.o", &join_heads(output_norm(layer, &o, &z)?.forward()?)?)
+    *mixing.state = Some(GdnState { convolutions, recurrence: final_state });
+    let front = mixing.padding.front();
+    Ok(if front == 0 { o } else { o.tokens(front..inputs.shape.tokens) })
+}
+
+/// `y`, `[B, T, D]`, of what the recurrence gives and of what the layer takes at the same tokens.
+pub(super) fn output(layer: &Layer, o: &Tensor, n: &Tensor) -> Result<Tensor> {
+    let z = split_heads(layer.project("mixer.gate", n)?, layer.config.heads)?;
+    layer.project("mixer.o", &join_heads(output_norm(layer, o, &z)?.forward()?)?)
 }
 
 fn shape(layer: &Layer, n: &Tensor) -> Shape {

@@ -4,7 +4,7 @@
 
 use super::block;
 use super::config::Mixer;
-use super::gdn::{GdnState, Mixing};
+use super::gdn::{self, GdnState, Mixing, Padding};
 use super::layer::{Layer, join_rows};
 use super::step::Model;
 use crate::kernel::Kernel;
@@ -13,6 +13,7 @@ use crate::problem::{Inputs, Op, Results, Tensor};
 use crate::reference::Reference;
 use crate::reference::token::Embedding;
 use crate::{Error, Result, memory};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// What a model reads next: `B` rows of `T` tokens, and which of them are padding.
@@ -78,7 +79,8 @@ impl<'a> Reader<'a> {
     /// [`Error::Input`] where the tokens are not `B` rows of the vocabulary or memory does not suffice, and what the
     /// kernel reports.
     pub fn read(&mut self, next: Tokens<'_>, kernel: &dyn Kernel) -> Result<Tensor> {
-        let n = self.hidden(next, kernel)?;
+        let length = next.tokens.len() / self.batch;
+        let n = self.hidden(next, 0..length, kernel)?;
         let dims = [n.dims[0], n.dims[1], self.model.config().vocabulary];
         Tensor::new(&dims, self.head(&join_rows(n)?)?.data)
     }
@@ -88,10 +90,17 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// As [`Reader::read`].
     pub fn read_last(&mut self, next: Tokens<'_>, kernel: &dyn Kernel) -> Result<Tensor> {
-        let n = self.hidden(next, kernel)?;
-        let [batch, length, d_model] = [n.dims[0], n.dims[1], n.dims[2]];
-        let last = n.data.chunks_exact(length * d_model).flat_map(|row| &row[(length - 1) * d_model..]).copied();
-        self.head(&Tensor::new(&[batch, d_model], last.collect())?)
+        let length = next.tokens.len() / self.batch;
+        self.read_at(next, length.saturating_sub(1), kernel)
+    }
+
+    /// The same for the token `at` of each row alone, `[B, vocabulary]`; the tokens behind it are read too.
+    ///
+    /// # Errors
+    /// As [`Reader::read`], and [`Error::Input`] where there is no such token.
+    pub fn read_at(&mut self, next: Tokens<'_>, at: usize, kernel: &dyn Kernel) -> Result<Tensor> {
+        let n = self.hidden(next, at..at + 1, kernel)?;
+        self.head(&join_rows(n)?)
     }
 
     fn head(&self, n: &Tensor) -> Result<Tensor> {
@@ -103,8 +112,26 @@ impl<'a> Reader<'a> {
         Layer::outer(self.model.config(), &self.model.parameters)
     }
 
-    /// What the head takes, `[B, T, D]`.
-    fn hidden(&mut self, next: Tokens<'_>, kernel: &dyn Kernel) -> Result<Tensor> {
+    fn block(&self, index: usize) -> Layer<'a> {
+        Layer::block(self.model.config(), &self.model.parameters, index)
+    }
+
+    /// What the head takes at the tokens `needed` of each row, `[B, needed.len(), D]`.
+    fn hidden(&mut self, next: Tokens<'_>, needed: Range<usize>, kernel: &dyn Kernel) -> Result<Tensor> {
+        let (mut x, padding) = self.embed(next, &needed)?;
+        let (front, last) = (next.tokens.len() / self.batch - x.dims[1], self.layers.len() - 1);
+        let needed = needed.start - front..needed.end - front;
+        for index in 0..=last {
+            let layer = self.block(index);
+            let needed = if index == last { needed.clone() } else { 0..x.dims[1] };
+            x = block::infer(&layer, x, &mut Mixing { kernel, padding, state: &mut self.layers[index] }, needed)?;
+        }
+        self.outer().norm("final_norm", &x)
+    }
+
+    /// What the first layer takes, `[B, T, D]`, and which of it is padding. Padding in front of the first token is left out where
+    /// it is not `needed`.
+    fn embed<'t>(&self, next: Tokens<'t>, needed: &Range<usize>) -> Result<(Tensor, Padding<'t>)> {
         let (config, batch) = (self.model.config(), self.batch);
         let Tokens { tokens, padding } = next;
         let length = tokens.len() / batch;
@@ -115,15 +142,26 @@ impl<'a> Reader<'a> {
                 padding.map_or_else(String::new, |mask| format!(" and {} marks of padding", mask.len()))
             )));
         }
+        if needed.end > length {
+            return Err(Error::input(format!("token {} of rows of {length}: expected one of them", needed.end - 1)));
+        }
         memory::require(Model::step_bytes(config, batch, length))?;
         let x = Embedding { weight: self.model.parameters.get("embedding")?, tokens }.forward()?;
-        let mut x = Tensor::new(&[batch, length, config.d_model], x.data)?;
-        for (index, state) in self.layers.iter_mut().enumerate() {
-            let layer = Layer::block(config, &self.model.parameters, index);
-            x = block::infer(&layer, x, &mut Mixing { kernel, padding, state })?;
-        }
-        self.outer().norm("final_norm", &x)
+        let x = Tensor::new(&[batch, length, config.d_model], x.data)?;
+        let Some(marks) = padding else { return Ok((x, Padding::None)) };
+        let first = self.layers.iter().all(Option::is_none);
+        Ok(match front(marks, length) {
+            Some(front) if first && front <= needed.start => (x.tokens(front..length), Padding::Front(front)),
+            _ => (x, Padding::Marked(marks)),
+        })
     }
+}
+
+/// How many tokens of each row are padding, where these are the first ones of all rows alike, and others follow.
+fn front(marks: &[bool], length: usize) -> Option<usize> {
+    let count = marks.iter().take_while(|mark| **mark).count();
+    let in_front = |row: &[bool]| row.iter().enumerate().all(|(at, mark)| *mark == (at < count));
+    (count < length && marks.chunks_exact(length).all(in_front)).then_some(count)
 }
 
 impl Model {
@@ -133,17 +171,22 @@ impl Model {
     /// # Errors
     /// As [`Reader::new`] and [`Reader::read`].
     pub fn recurrence_inputs(&self, tokens: &[u32], batch: usize) -> Result<Vec<Inputs>> {
-        self.recurrence_inputs_of(Tokens::new(tokens), batch)
+        let kernel = Listener::default();
+        let last = (tokens.len() / batch.max(1)).saturating_sub(1);
+        Reader::new(self, batch)?.hidden(Tokens::new(tokens), last..last + 1, &kernel)?;
+        Ok(kernel.heard.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The same where some of the tokens are padding.
+    /// The same for the first layer alone, which no kernel has been in, where some of the tokens may be padding.
     ///
     /// # Errors
-    /// As [`Model::recurrence_inputs`].
-    pub fn recurrence_inputs_of(&self, next: Tokens<'_>, batch: usize) -> Result<Vec<Inputs>> {
-        let kernel = Listener::default();
-        Reader::new(self, batch)?.hidden(next, &kernel)?;
-        Ok(kernel.heard.into_inner().unwrap_or_else(PoisonError::into_inner))
+    /// As [`Reader::new`] and [`Reader::read`].
+    pub fn first_recurrence_inputs(&self, next: Tokens<'_>, batch: usize) -> Result<Inputs> {
+        let reader = Reader::new(self, batch)?;
+        let last = (next.tokens.len() / batch).saturating_sub(1);
+        let (x, padding) = reader.embed(next, &(last..last + 1))?;
+        let layer = reader.block(0);
+        Ok(gdn::recurrence_inputs(&layer, &layer.norm("mixer_norm", &x)?, padding, None)?.0)
     }
 }
 

@@ -69,6 +69,45 @@ fn marked_padding_leaves_no_trace_and_other_padding_does() {
     assert!(largest_difference(&alone, &last(Tokens::new(&padded))) > 1e-3);
 }
 
+/// Padding that stands in front is not computed unless its own logits are asked for: the other way gives the same.
+#[test]
+fn padding_in_front_may_be_left_out() {
+    let (model, tokens) = (model(), tokens(2 * 24));
+    let rows: Vec<u32> = tokens.chunks(24).flat_map(|row| [vec![0; 40], row.to_vec()].concat()).collect();
+    let mask: Vec<bool> = (0..2 * 64).map(|at| at % 64 < 40).collect();
+    let padded = Tokens { tokens: &rows, padding: Some(&mask) };
+    let [mut all, mut last] = [0; 2].map(|_| Reader::new(&model, 2).unwrap());
+    let logits = all.read(padded, &exact()).unwrap();
+    let at = last.read_at(padded, 50, &exact()).unwrap();
+    let of_row = |row: usize| &logits.data[(64 * row + 50) * 256..(64 * row + 51) * 256];
+    assert!(largest_difference(&at.data, &[of_row(0), of_row(1)].concat()) < 1e-12);
+    // Both go on from the same state.
+    let next = Tokens::new(&[7, 9]);
+    let [all, last] = [&mut all, &mut last].map(|reader| reader.read_last(next, &exact()).unwrap().data);
+    assert!(largest_difference(&all, &last) < 1e-12);
+    let mut one_row_more = mask.clone();
+    one_row_more[64 + 40] = true;
+    assert_eq!(
+        [&mask[..], &one_row_more, &[true; 128], &[false; 128]].map(|mask| front(mask, 64)),
+        [Some(40), None, None, Some(0)]
+    );
+}
+
+#[test]
+fn the_first_layer_may_be_heard_alone() {
+    let (model, tokens) = (model(), tokens(2 * 9));
+    let first = model.first_recurrence_inputs(Tokens::new(&tokens), 2).unwrap();
+    assert_eq!(first, model.recurrence_inputs(&tokens, 2).unwrap()[0]);
+    let marks: Vec<bool> = (0..18).map(|at| at % 9 < 4).collect();
+    let padded = model.first_recurrence_inputs(Tokens { tokens: &tokens, padding: Some(&marks) }, 2).unwrap();
+    assert_eq!(padded.q.dims, [2, 9, 2, 32]);
+    for (name, tensor) in padded.named() {
+        let row = tensor.data.len() / 2;
+        let zeros = tensor.data.iter().take(row * 4 / 9).all(|&x| x == 0.0);
+        assert!(zeros && tensor.data[row - 1] != 0.0, "{name}");
+    }
+}
+
 #[test]
 fn the_inputs_of_each_layer_are_heard() {
     let (model, tokens) = (model(), tokens(2 * 9));
@@ -92,4 +131,6 @@ fn what_cannot_be_read_is_refused() {
     assert!(refused(&mut reader, Tokens::new(&[1, 2, 3])).contains("3 tokens for 2 sequences"));
     assert!(refused(&mut reader, Tokens { tokens: &[1, 2], padding: Some(&[true]) }).contains("1 marks"));
     assert!(refused(&mut reader, Tokens::new(&[1, 256])).contains("256"));
+    let behind = reader.read_at(Tokens::new(&[1, 2]), 1, &Reference).unwrap_err().to_string();
+    assert!(behind.contains("token 1 of rows of 1"), "{behind}");
 }

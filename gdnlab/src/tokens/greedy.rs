@@ -7,7 +7,6 @@ use crate::kernel::Kernel;
 use crate::model::Model;
 use crate::model::infer::{Reader, Tokens};
 use crate::record::{Experiment, TokenFlips};
-use crate::reference::Reference;
 
 /// What was decoded: `count` tokens for each prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,13 +42,13 @@ pub fn decode(model: &Model, prompts: &Prompts, count: usize, kernel: &dyn Kerne
     Ok(Decoded { tokens: rows })
 }
 
-/// Decodes `count` tokens after each prompt with the exact recurrence and with `kernel`. A flip is a prompt whose texts
-/// differ; `same_tokens` is the mean number of tokens before they do.
+/// Decodes as many tokens after each prompt with `kernel` as `exact` has, which is what [`decode`] gives with the exact
+/// recurrence. A flip is a prompt whose texts differ; `same_tokens` is the mean number of tokens before they do.
 ///
 /// # Errors
 /// As [`decode`].
-pub fn greedy(model: &Model, prompts: &Prompts, count: usize, kernel: &dyn Kernel) -> Result<TokenFlips> {
-    let exact = decode(model, prompts, count, &Reference)?;
+pub fn greedy(model: &Model, prompts: &Prompts, exact: &Decoded, kernel: &dyn Kernel) -> Result<TokenFlips> {
+    let count = exact.tokens.first().map_or(0, Vec::len);
     let agreeing = exact.agreeing(&decode(model, prompts, count, kernel)?);
     let differing = agreeing.iter().filter(|same| **same < count).count() as u64;
     let mean = agreeing.iter().sum::<usize>() as f64 / agreeing.len().max(1) as f64;

@@ -17,13 +17,14 @@ mod forced;
 mod greedy;
 mod noise;
 mod padding;
+mod parallel;
 mod prompts;
 mod suite;
 
 pub use forced::{Forced, Position, Reading, forced, kernel_error};
 pub use greedy::{Decoded, decode, greedy};
 pub use noise::Noisy;
-pub use padding::{Padding, padded};
+pub use padding::{Padding, Unpadded};
 pub use prompts::{PAD, Prompts};
 pub use suite::{Finished, Subject, Suite, Taught, trained};
 

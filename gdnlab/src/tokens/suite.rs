@@ -1,6 +1,6 @@
 //! The three experiments for a list of kernels, as records.
 
-use super::{Padding, Prompts, Reading, greedy, padded};
+use super::{Decoded, Padding, Prompts, Reading, Unpadded, decode, greedy};
 use crate::kernel::Kernel;
 use crate::model::Model;
 use crate::model::config::{Mixer, ModelConfig, Size};
@@ -9,6 +9,7 @@ use crate::model::train::{self, Settings, Training, train};
 use crate::numerics::Step;
 use crate::problem::Op;
 use crate::record::{Environment, Experiment, Measurement, Record, TokenFlips, Workload};
+use crate::reference::Reference;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
 
@@ -112,7 +113,7 @@ impl Suite {
         let prompts = Prompts::of_text(text, self.prompts, self.prompt_length)?;
         let environment = Environment::detect();
         let mut finished = Finished::default();
-        let mut reading = None;
+        let mut exact = Exact::default();
         for (index, subject) in subjects.iter().enumerate() {
             let kernel = subject.kernel;
             if self.is_known(*subject, name, known, &environment) {
@@ -121,16 +122,8 @@ impl Suite {
             }
             let step = Step { done: index, total: subjects.len(), name: kernel.name().to_owned() };
             let mut go_on = || progress(&step);
-            let read = match reading.take() {
-                Some(reading) => Ok(reading),
-                None => Reading::new(model, &rows, &mut go_on),
-            };
-            let outcome = read.and_then(|read| {
-                let one = Asked { suite: self, model, reading: &read, prompts: &prompts };
-                let outcome = one.ask(*subject, &mut go_on);
-                reading = Some(read);
-                outcome
-            });
+            let asked = Asked { suite: self, model, rows: &rows, prompts: &prompts };
+            let outcome = asked.ask(*subject, &mut exact, &mut go_on);
             match outcome {
                 Err(Error::Stopped) => return Ok(Finished { stopped: true, ..finished }),
                 Err(error) => finished.failures.push((kernel.name().to_owned(), error.to_string())),
@@ -193,25 +186,47 @@ impl Suite {
 struct Asked<'a> {
     suite: &'a Suite,
     model: &'a Model,
-    reading: &'a Reading<'a>,
+    rows: &'a Prompts,
     prompts: &'a Prompts,
 }
 
-impl Asked<'_> {
-    fn ask(&self, subject: Subject<'_>, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Vec<TokenFlips>> {
-        let Self { suite, model, reading, prompts } = *self;
+/// What the exact recurrence says, from the first subject on that is compared with it.
+#[derive(Default)]
+struct Exact<'a> {
+    reading: Option<Reading<'a>>,
+    decoded: Option<Decoded>,
+    unpadded: Option<Unpadded<'a>>,
+}
+
+impl<'a> Asked<'a> {
+    fn ask(
+        &self,
+        subject: Subject<'_>,
+        exact: &mut Exact<'a>,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Vec<TokenFlips>> {
+        let Self { suite, model, rows, prompts } = *self;
         let kernel = subject.kernel;
+        let reading = kept(&mut exact.reading, || Reading::new(model, rows, go_on))?;
         let mut all = vec![reading.under(kernel, go_on)?.summary];
         if subject.forced_alone {
             return Ok(all);
         }
-        all.push(greedy(model, prompts, suite.decoded, kernel)?);
+        let decoded = kept(&mut exact.decoded, || decode(model, prompts, suite.decoded, &Reference))?;
+        all.push(greedy(model, prompts, decoded, kernel)?);
+        let unpadded = kept(&mut exact.unpadded, || Unpadded::new(model, prompts))?;
         for padding in Padding::ALL {
-            if go_on().is_break() {
-                return Err(Error::Stopped);
-            }
-            all.push(padded(model, prompts, padding, suite.padded, kernel)?);
+            all.push(unpadded.under(padding, suite.padded, kernel, go_on)?);
         }
         Ok(all)
     }
+}
+
+/// What `place` holds, made where it is empty.
+fn kept<T>(place: &mut Option<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    let value = match place.take() {
+        Some(value) => value,
+        None => make()?,
+    };
+    Ok(place.insert(value))
 }

@@ -85,7 +85,7 @@ fn decoding_repeats_what_the_exact_model_says() {
     let row = [prompts.iter().next().unwrap(), &exact.tokens[0][..5]].concat();
     let again = decode(&MODEL, &Prompts { tokens: row, rows: 1 }, 1, &Reference).unwrap();
     assert_eq!(again.tokens[0][0], exact.tokens[0][5]);
-    let same = greedy(&MODEL, &prompts, 6, &Reference).unwrap();
+    let same = greedy(&MODEL, &prompts, &exact, &Reference).unwrap();
     assert_eq!((same.flips, same.positions, same.same_tokens), (0, 3, Some(6.0)));
     let other = Decoded { tokens: exact.tokens.iter().map(|row| [&row[..2], &[300; 4]].concat()).collect() };
     assert_eq!(exact.agreeing(&other), [2, 2, 2]);
@@ -95,16 +95,18 @@ fn decoding_repeats_what_the_exact_model_says() {
 fn padding_behind_changes_no_bit_and_marked_padding_little() {
     let prompts = Prompts::of_text(&text(), 3, 40).unwrap();
     let kernel = bf16();
-    let of = |padding| padded(&MODEL, &prompts, padding, 100, &kernel).unwrap();
-    let [none, right, marked, read] = Padding::ALL.map(of);
+    let unpadded = Unpadded::new(&MODEL, &prompts).unwrap();
+    let mut asked = || ControlFlow::Continue(());
+    let mut of = |padding, length| unpadded.under(padding, length, &kernel, &mut asked);
+    let [none, right, marked, read] = Padding::ALL.map(|padding| of(padding, 100).unwrap());
     assert_eq!((none.same_bits, read.same_bits), (Some(1.0), None));
     assert!((right.shift_max.unwrap() - none.shift_max.unwrap()).abs() < 1e-6, "{right:?} {none:?}");
     // 60 tokens of padding put the prompt across the end of a chunk.
-    let sixty_four = padded(&MODEL, &prompts, Padding::LeftMarked, 104, &kernel).unwrap();
+    let sixty_four = of(Padding::LeftMarked, 104).unwrap();
     assert_eq!((right.same_bits, marked.same_bits, sixty_four.same_bits), (Some(1.0), Some(0.0), Some(1.0)));
     assert!(marked.shift_max.unwrap() < 0.1 && read.shift_max > marked.shift_max, "{marked:?} {read:?}");
     assert_eq!(read.padding.as_deref(), Some("left-read"));
-    assert!(padded(&MODEL, &prompts, Padding::Right, 39, &kernel).is_err());
+    assert!(of(Padding::Right, 39).is_err());
     assert_eq!("right".parse::<Padding>().unwrap(), Padding::Right);
     assert!("top".parse::<Padding>().is_err());
 }
