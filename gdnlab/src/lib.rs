@@ -40,6 +40,7 @@ pub mod problem;
 pub mod record;
 pub mod reference;
 pub mod rounding;
+pub mod sweep;
 pub mod table;
 pub mod tokens;
 

@@ -18,7 +18,7 @@ use std::str::FromStr;
 /// File of the published times, in `data/published`.
 const PUBLISHED: &str = "gdn_h200_peers_ms.csv";
 /// The GPU of the published times, as its driver names it.
-const PUBLISHED_GPU: &str = "NVIDIA H200";
+pub(crate) const PUBLISHED_GPU: &str = "NVIDIA H200";
 /// Columns of that file with a peer's times, and the peer's name.
 const PEERS: [(&str, &str); 3] = [("flash_qla_ms", "flash_qla"), ("flashinfer_ms", "flashinfer"), ("fla_ms", "fla")];
 /// `K` and `V` of the published times.
@@ -133,6 +133,25 @@ impl Case {
     /// `16/64` q/k and value heads.
     pub fn heads_name(&self) -> String {
         format!("{}/{}", self.shape.qk_heads, self.shape.value_heads)
+    }
+
+    /// The name of a published random split, such as `32k_4seq`, where the case has one.
+    pub fn split_name(&self) -> Option<&str> {
+        Some(self.label.as_str()).filter(|label| label.ends_with("seq"))
+    }
+
+    /// The model that has such heads, such as `27B TP2, 8/24`, or the heads alone.
+    pub fn model(&self) -> String {
+        match self.label.as_str() {
+            "" => self.heads_name(),
+            _ if self.split_name().is_some() => self.heads_name(),
+            label => format!("{label}, {}", self.heads_name()),
+        }
+    }
+
+    /// Whether both are the same call, whatever the pass.
+    pub fn is_same_call(&self, other: &Self) -> bool {
+        (self.shape, &self.seqlens) == (other.shape, &other.seqlens)
     }
 }
 

@@ -65,7 +65,9 @@ fn suites_have_names_and_cases() {
         assert!(!suite.cases(Path::new(FOLDER)).unwrap().is_empty());
     }
     assert!("all".parse::<Suite>().unwrap_err().to_string().contains("sample, h200, day2"));
-    let day2 = Suite::Day2.cases(Path::new("/nowhere")).unwrap();
+    let (h200, day2) =
+        (Suite::H200.cases(Path::new(FOLDER)).unwrap(), Suite::Day2.cases(Path::new("/nowhere")).unwrap());
+    assert_eq!((h200.len(), &h200[..203], &h200[203..]), (209, &all()[..], &day2[..]));
     assert_eq!(day2.len(), 6);
     assert_eq!(day2[0].to_string(), "fwd 6/6 64/128 B32 T1024 (training)");
     let sequences = day2[0].sequences();
@@ -89,6 +91,13 @@ fn the_backward_counts_the_way_with_the_lower_floor() {
     let slow_products = Rates { matmul_flop_per_s: Some(1e12), ..RATES };
     assert_eq!(case.cost(2, &slow_products), kept);
     assert!(case.cost(4, &RATES).bytes > kept.bytes);
+}
+
+#[test]
+fn a_case_is_grouped_by_its_model_or_else_its_heads() {
+    let name = |label: &str| all().into_iter().find(|case| case.label == label).unwrap().model();
+    assert_eq!((name("27B TP2"), name("32k_8seq")), ("27B TP2, 8/24".to_owned(), "16/32".to_owned()));
+    assert_eq!(Suite::Day2.cases(Path::new("")).unwrap()[1].model(), "training, 9/9");
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! GDN kernels on a list of cases: checked, timed, and turned into records.
 
 use super::check::{self, Verdict};
+use super::peers::set_beside;
 use super::tensors::REGIME;
 use super::{Case, Ceilings, Samples, Stopwatch, Subject, Tensors};
 use crate::cost::Cost;
 use crate::numerics::Step;
 use crate::precision::Format;
-use crate::record::{Environment, Measurement, Record, Timing};
+use crate::record::{Environment, Measurement, Pass, Record, Timing, Workload};
+use crate::sweep::Known;
 use crate::table::Mode;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
@@ -29,6 +31,8 @@ pub struct Row {
     pub software: Option<String>,
     /// What came of it.
     pub outcome: Outcome,
+    /// The record that its time was taken from, where it was not measured now.
+    pub recorded: Option<Record>,
 }
 
 /// What came of a subject on a case.
@@ -73,48 +77,95 @@ impl Row {
         let cost = self.case.cost(self.input_format.bytes(), &rates);
         (cost, cost.floor_ms(&rates), basis)
     }
+
+    /// This row as a record: the one that it comes from, or that of its time now, where it has one.
+    pub fn record(&self, ceilings: &Ceilings<'_>, environment: &Environment) -> Option<Record> {
+        if let Some(record) = &self.recorded {
+            return Some(record.clone());
+        }
+        let samples = self.samples()?;
+        let (cost, floor_ms, floor_basis) = self.cost(ceilings);
+        let best = self.case.best_peer();
+        let timing = Timing {
+            peer: best.map(|peer| peer.name.clone()),
+            peer_ms: best.map(|peer| peer.ms),
+            peer_source: best.map(|peer| peer.source.to_owned()),
+            ..samples.timing(&cost, floor_ms, floor_basis)
+        };
+        let environment = Environment { software: self.software.clone(), ..environment.clone() };
+        Some(Record::new(&environment, &workload(&self.case, &self.kernel, self.mode), Measurement::Bench(timing)))
+    }
 }
 
-/// Lets every subject run every case. `watch` is told what comes next, and is asked between samples too; where it breaks,
-/// what was measured so far is returned.
+/// What a record says of a case under a kernel.
+fn workload(case: &Case, kernel: &str, mode: &str) -> Workload {
+    case.workload().kernel(kernel, mode).inputs(REGIME, SEED)
+}
+
+/// Lets every subject run every case, but for cases that `known` has under every subject: those are taken from there, with
+/// the times of others as they were then. All rows of a case go to `keep` as soon as the case is done, its peers set
+/// beside the others. `watch` is told what comes next, and is asked between samples too; where it breaks, what was measured
+/// so far is returned.
 ///
 /// A subject that fails or is wrong on one case is tried on the others.
 ///
 /// # Errors
-/// What cannot be blamed on one subject: inputs that cannot be made.
+/// What `keep` returns, and what cannot be blamed on one subject: inputs that cannot be made.
 pub fn run(
     cases: &[Case],
     subjects: &[&dyn Subject],
     stopwatch: &mut dyn Stopwatch,
+    known: &Known<'_>,
+    keep: &mut dyn FnMut(&[Row]) -> Result<()>,
     mut watch: impl FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Finished> {
     let mut finished = Finished::default();
     let mut checked = Checked::default();
+    let mut before: Option<Tensors> = None;
+    let peers: Vec<&str> = subjects.iter().filter(|subject| subject.is_peer()).map(|subject| subject.name()).collect();
     let total = cases.len() * subjects.len();
     for case in cases {
-        let mut made: Option<Tensors> = None;
-        for subject in subjects {
-            let step = Step { done: finished.rows.len(), total, name: format!("{} {case}", subject.name()) };
-            let mut go_on = || watch(&step);
-            if go_on().is_break() {
-                return Ok(Finished { stopped: true, ..finished });
+        let mut rows = recorded(case, subjects, known);
+        if rows.is_empty() {
+            let mut one = One { case, tensors: before.take(), checked: &mut checked };
+            for subject in subjects {
+                let done = finished.rows.len() + rows.len();
+                let step = Step { done, total, name: format!("{} {case}", subject.name()) };
+                match one.row(*subject, stopwatch, &mut || watch(&step))? {
+                    Some(row) => rows.push(row),
+                    None => finished.stopped = true,
+                }
+                if finished.stopped {
+                    break;
+                }
             }
-            let format = subject.input_format();
-            let tensors = match made.take().filter(|tensors| tensors.format == format) {
-                Some(tensors) => tensors,
-                None => Tensors::generate(case, format, SEED)?,
-            };
-            let one = One { subject: *subject, case, tensors: &tensors };
-            let outcome = match one.measure(&mut checked, stopwatch, &mut go_on) {
-                Ok(outcome) => outcome,
-                Err(Error::Stopped) => return Ok(Finished { stopped: true, ..finished }),
-                Err(error) => Outcome::Failed(error.to_string()),
-            };
-            made = Some(tensors);
-            finished.rows.push(one_row(*subject, case, outcome));
+            before = one.tensors;
+            set_beside(&mut rows, &peers);
+            keep(&rows)?;
+        } else {
+            set_beside(&mut rows, &peers);
+        }
+        finished.rows.append(&mut rows);
+        if finished.stopped {
+            break;
         }
     }
     Ok(finished)
+}
+
+/// The rows of `case` under every subject as they were recorded, the newest where there are several; none where one is
+/// missing.
+fn recorded(case: &Case, subjects: &[&dyn Subject], known: &Known<'_>) -> Vec<Row> {
+    let row = |subject: &&dyn Subject| {
+        let workload = workload(case, subject.name(), subject.mode());
+        let timed = |record: &Record| matches!(record.measurement, Measurement::Bench(_));
+        let record = known.of(&workload, timed).max_by_key(|record| record.environment.utc.as_deref())?;
+        let Measurement::Bench(timing) = &record.measurement else { return None };
+        let samples = Samples::new(timing.samples_ms.clone().unwrap_or_else(|| vec![timing.latency_ms])).ok()?;
+        let row = one_row(*subject, case, Outcome::Timed(samples));
+        Some(Row { software: record.environment.software.clone(), recorded: Some(record.clone()), ..row })
+    };
+    subjects.iter().map(row).collect::<Option<Vec<Row>>>().unwrap_or_default()
 }
 
 fn one_row(subject: &dyn Subject, case: &Case, outcome: Outcome) -> Row {
@@ -125,30 +176,67 @@ fn one_row(subject: &dyn Subject, case: &Case, outcome: Outcome) -> Row {
         input_format: subject.input_format(),
         software: subject.software(),
         outcome,
+        recorded: None,
     }
 }
 
-/// One subject, one case, and its inputs.
+/// One case, the inputs of the last subject that ran it or of the case before, and what is known of small cases.
 struct One<'a> {
-    subject: &'a dyn Subject,
     case: &'a Case,
-    tensors: &'a Tensors,
+    tensors: Option<Tensors>,
+    checked: &'a mut Checked,
 }
 
 impl One<'_> {
+    /// The row of `subject`; `None` where `go_on` breaks before it is finished.
+    fn row(
+        &mut self,
+        subject: &dyn Subject,
+        stopwatch: &mut dyn Stopwatch,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Row>> {
+        if go_on().is_break() {
+            return Ok(None);
+        }
+        let tensors = self.tensors_in(subject.input_format())?;
+        let outcome = match self.measure(subject, &tensors, stopwatch, go_on) {
+            Ok(outcome) => outcome,
+            Err(Error::Stopped) => return Ok(None),
+            Err(error) => Outcome::Failed(error.to_string()),
+        };
+        self.tensors = Some(tensors);
+        Ok(Some(one_row(subject, self.case, outcome)))
+    }
+
+    /// The inputs of the case in `format`.
+    fn tensors_in(&mut self, format: Format) -> Result<Tensors> {
+        let before = self.tensors.take();
+        let is_of_case = |tensors: &Tensors| {
+            tensors.format == format
+                && tensors.shape == self.case.shape
+                && tensors.sequences == self.case.sequences()
+                && tensors.gradients.is_some() == (self.case.pass == Pass::Bwd)
+        };
+        match before {
+            Some(tensors) if is_of_case(&tensors) => Ok(tensors),
+            before => Tensors::generate_in(before, self.case, format, SEED),
+        }
+    }
+
     fn measure(
-        &self,
-        checked: &mut Checked,
+        &mut self,
+        subject: &dyn Subject,
+        tensors: &Tensors,
         stopwatch: &mut dyn Stopwatch,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Outcome> {
-        let Self { subject, case, tensors } = *self;
-        if let Verdict::Wrong(why) = checked.small(subject, case, stopwatch)? {
+        let pass = self.case.pass;
+        if let Verdict::Wrong(why) = self.checked.small(subject, self.case, stopwatch)? {
             return Ok(Outcome::Wrong(format!("on a small case of this configuration, {why}")));
         }
-        let mut loaded = subject.load(case.pass, tensors)?;
+        let mut loaded = subject.load(pass, tensors)?;
         check::run(loaded.as_mut(), stopwatch)?;
-        if let Verdict::Wrong(why) = check::timed(subject, case.pass, tensors, loaded.as_ref())? {
+        if let Verdict::Wrong(why) = check::timed(subject, pass, tensors, loaded.as_ref())? {
             return Ok(Outcome::Wrong(format!("on the last sequence and q/k head of the case, {why}")));
         }
         Ok(Outcome::Timed(stopwatch.time(loaded.as_ref(), go_on)?))
@@ -172,26 +260,6 @@ impl Checked {
         self.known.push((key, verdict.clone()));
         Ok(verdict)
     }
-}
-
-/// The rows that were timed, and the measured copy bandwidth, as records.
-pub fn records(rows: &[Row], ceilings: &Ceilings<'_>, environment: &Environment) -> Vec<Record> {
-    let copy = Record::new(environment, &ceilings.copy().workload(), ceilings.copy().measurement());
-    let timed = rows.iter().filter_map(|row| {
-        let samples = row.samples()?;
-        let (cost, floor_ms, floor_basis) = row.cost(ceilings);
-        let best = row.case.best_peer();
-        let timing = Timing {
-            peer: best.map(|peer| peer.name.clone()),
-            peer_ms: best.map(|peer| peer.ms),
-            peer_source: best.map(|peer| peer.source.to_owned()),
-            ..samples.timing(&cost, floor_ms, floor_basis)
-        };
-        let workload = row.case.workload().kernel(&row.kernel, row.mode).inputs(REGIME, SEED);
-        let environment = Environment { software: row.software.clone(), ..environment.clone() };
-        Some(Record::new(&environment, &workload, Measurement::Bench(timing)))
-    });
-    std::iter::once(copy).chain(timed).collect()
 }
 
 #[cfg(test)]

@@ -150,6 +150,16 @@ fn go_on(_: &Step) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
+/// [`super::run`] where nothing is recorded and nothing kept.
+fn run(
+    cases: &[Case],
+    subjects: &[&dyn Subject],
+    stopwatch: &mut dyn Stopwatch,
+    watch: impl FnMut(&Step) -> ControlFlow<()>,
+) -> Result<Finished> {
+    super::run(cases, subjects, stopwatch, &Known::default(), &mut |_| Ok(()), watch)
+}
+
 #[test]
 fn a_right_kernel_is_timed_on_every_case() {
     let (right, mut stopwatch) = (Emulated::new(1.0), Fake::default());
@@ -248,7 +258,10 @@ fn records_hold_the_samples_the_floor_and_the_best_peer() {
         piece_bytes: 256 << 20,
     };
     let ceilings = Ceilings::named("NVIDIA H200", copy, &[]);
-    let records = records(&finished.rows, &ceilings, &Environment::default());
+    let environment = Environment::default();
+    let copy = Record::new(&environment, &ceilings.copy().workload(), ceilings.copy().measurement());
+    let rows = finished.rows.iter().filter_map(|row| row.record(&ceilings, &environment));
+    let records: Vec<Record> = std::iter::once(copy).chain(rows).collect();
     assert_eq!(records.len(), 3);
     let text = to_json_lines(&records).unwrap();
     assert_eq!(crate::record::parse(&text, std::path::Path::new("x")).unwrap().len(), 3);
@@ -275,6 +288,119 @@ fn records_hold_the_samples_the_floor_and_the_best_peer() {
     let flop = 4.0 * pairs * 16.0 + 2.0 * (4.0 * pairs * 8.0 + 6.0 * 130.0 * 16.0 * 8.0);
     assert!((timing.floor_ms.unwrap() / (1e3 * flop / 67e12) - 1.0).abs() < 1e-12);
     assert!(!lines[2].contains("peer"), "{}", lines[2]);
+}
+
+/// A peer, which says that everything takes the time that [`Fake`] says.
+struct Other(Emulated);
+
+impl Kernel for Other {
+    fn name(&self) -> &str {
+        "other"
+    }
+
+    fn summary(&self) -> String {
+        self.0.summary()
+    }
+
+    fn needs(&self) -> &'static str {
+        self.0.needs()
+    }
+
+    fn ops(&self) -> &'static [Op] {
+        self.0.ops()
+    }
+
+    fn mode(&self) -> &'static str {
+        self.0.mode()
+    }
+
+    fn input_format(&self) -> Format {
+        self.0.input_format()
+    }
+
+    fn forward(&self, inputs: &Inputs) -> Result<crate::problem::Results> {
+        self.0.forward(inputs)
+    }
+
+    fn backward(&self, inputs: &Inputs) -> Result<crate::problem::Results> {
+        self.0.backward(inputs)
+    }
+}
+
+impl Subject for Other {
+    fn is_peer(&self) -> bool {
+        true
+    }
+
+    fn supports(&self, shape: &crate::problem::Shape) -> Result<()> {
+        self.0.supports(shape)
+    }
+
+    fn load(&self, pass: Pass, tensors: &Tensors) -> Result<Box<dyn Loaded>> {
+        self.0.load(pass, tensors)
+    }
+}
+
+#[test]
+fn a_run_that_was_stopped_goes_on_with_what_is_missing() {
+    let (ours, other) = (Emulated::new(1.0), Other(Emulated::new(1.0)));
+    let both: [&dyn Subject; 2] = [&ours, &other];
+    let copy = CopyBandwidth {
+        bytes_per_s: 4e12,
+        theoretical: None,
+        copier: Copier::Kernel,
+        copied_bytes: 256 << 20,
+        piece_bytes: 256 << 20,
+    };
+    let ceilings = Ceilings::named("NVIDIA H200", copy, &[]);
+    let now = Environment {
+        commit: Some("1".to_owned()),
+        dirty: Some(false),
+        utc: Some("1".to_owned()),
+        ..Environment::default()
+    };
+    let mut kept: Vec<Record> = Vec::new();
+    // Stopped at the peer of the second case: the first is whole, of the second ours is there.
+    let stop = |step: &Step| if step.done == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let mut keep = |rows: &[Row]| {
+        kept.extend(rows.iter().filter_map(|row| row.record(&ceilings, &now)));
+        Ok(())
+    };
+    let finished = super::run(&cases(), &both, &mut Fake::default(), &Known::default(), &mut keep, stop).unwrap();
+    assert_eq!((finished.rows.len(), finished.stopped, kept.len()), (3, true, 3));
+    let peer = |record: &Record| match &record.measurement {
+        Measurement::Bench(timing) => timing.peer.clone().zip(timing.peer_source.clone()),
+        other => panic!("a time, not {other:?}"),
+    };
+    assert_eq!(peer(&kept[0]), Some(("other".to_owned(), "same run".to_owned())));
+    assert_eq!((peer(&kept[1]), peer(&kept[2])), (None, None), "a peer itself, and one that was not compared");
+
+    let mut stopwatch = Fake::default();
+    let mut names = Vec::new();
+    let mut again = Vec::new();
+    let mut keep = |rows: &[Row]| {
+        again.extend(rows.iter().filter_map(|row| row.record(&ceilings, &now)));
+        Ok(())
+    };
+    let known = Known::new(&kept, &now);
+    let watch = |step: &Step| {
+        names.push(step.name.clone());
+        ControlFlow::Continue(())
+    };
+    let finished = super::run(&cases(), &both, &mut stopwatch, &known, &mut keep, watch).unwrap();
+    // A peer and what it is compared with run together.
+    assert_eq!((finished.rows.len(), stopwatch.timed, again.len()), (6, 4, 4));
+    assert!(names.iter().all(|name| !name.contains("100+30")), "{names:?}");
+    assert_eq!(finished.rows.iter().filter(|row| row.recorded.is_some()).count(), 2);
+    let first = &finished.rows[0];
+    assert_eq!((first.samples().unwrap().ms(), first.case.peers.len()), (&[1.0, 1.1, 0.9][..], 1));
+    assert_eq!(first.record(&ceilings, &Environment::default()).as_ref(), Some(&kept[0]), "as it was recorded");
+
+    let other_code = Environment { commit: Some("2".to_owned()), ..now.clone() };
+    let known = Known::new(&kept, &other_code);
+    let mut stopwatch = Fake::default();
+    super::run(&cases(), &both, &mut stopwatch, &known, &mut |_| Ok(()), go_on).unwrap();
+    assert_eq!(stopwatch.timed, 6);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Time on a GPU, beside the time that the hardware allows and the times of others.
 //!
 //! [`Case`]s, from the published ones or made up, are given to each [`Subject`] in turn: its results are checked
-//! ([`check`]), and then timed ([`timer`]). [`gdn::run`] does all of that for GDN; [`report`] prints it, and
-//! [`gdn::records`] keeps it.
+//! ([`check`]), and then timed ([`timer`]). [`gdn::run`] does all of that for GDN and hands each case over as soon as it is
+//! measured; [`report`] prints it.
 
 pub mod attention;
 pub mod case;
@@ -38,6 +38,11 @@ use std::ops::ControlFlow;
 
 /// A kernel that can be timed: it takes a call into the memory of the device once, and then starts with launches alone.
 pub trait Subject: Kernel {
+    /// Whether it is somebody else's, to be compared with rather than to be compared.
+    fn is_peer(&self) -> bool {
+        false
+    }
+
     /// Refuses sizes that it has no kernel for, before anything is measured.
     ///
     /// # Errors

@@ -33,22 +33,18 @@ impl TimedPeer {
     }
 }
 
-/// Sets the times of the peers called `names` beside those of the other kernels on the same case; where there are any,
-/// published times of the same library are left out. A peer itself is compared with nobody.
-pub fn set_beside(rows: &mut [Row], names: &[&str]) {
-    let times: Vec<_> = rows
-        .iter()
-        .filter(|row| names.contains(&row.kernel.as_str()))
-        .filter_map(|row| Some((row.case.clone(), row.kernel.clone(), row.samples()?.median())))
-        .collect();
+/// Sets the times of `peers` among the `rows` of one case beside those of the other kernels; where there are any, published
+/// times of the same library are left out. A peer itself is compared with nobody.
+pub fn set_beside(rows: &mut [Row], peers: &[&str]) {
+    let is_peer = |row: &Row| peers.contains(&row.kernel.as_str());
+    let time = |row: &Row| Some((row.kernel.clone(), row.samples()?.median()));
+    let times: Vec<_> = rows.iter().filter(|row| is_peer(row)).filter_map(time).collect();
     for row in rows.iter_mut() {
-        if names.contains(&row.kernel.as_str()) {
+        if is_peer(row) {
             row.case.peers.clear();
             continue;
         }
-        for (_, name, ms) in times.iter().filter(|(case, ..)| {
-            (case.pass, case.shape, &case.seqlens) == (row.case.pass, row.case.shape, &row.case.seqlens)
-        }) {
+        for (name, ms) in &times {
             row.case.peers.retain(|peer| peer.name != *name);
             row.case.peers.push(PeerTime { name: name.clone(), ms: *ms, source: SAME_RUN });
         }
@@ -102,6 +98,10 @@ impl Kernel for TimedPeer {
 }
 
 impl Subject for TimedPeer {
+    fn is_peer(&self) -> bool {
+        true
+    }
+
     fn supports(&self, _: &Shape) -> Result<()> {
         // Only the peer knows, and says so case by case.
         Ok(())

@@ -12,7 +12,15 @@ fn row(kernel: &str, ms: f64) -> Row {
     let mut case = case(Pass::Fwd);
     case.peers = vec![PeerTime::published("fla", 9.0), PeerTime::published("flash_qla", 8.0)];
     let outcome = Outcome::Timed(Samples::new(vec![ms]).unwrap());
-    Row { case, kernel: kernel.to_owned(), mode: "bf16", input_format: Format::Bf16, software: None, outcome }
+    Row {
+        case,
+        kernel: kernel.to_owned(),
+        mode: "bf16",
+        input_format: Format::Bf16,
+        software: None,
+        outcome,
+        recorded: None,
+    }
 }
 
 #[test]

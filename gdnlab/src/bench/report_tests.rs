@@ -23,6 +23,7 @@ fn row(pass: Pass, lengths: &str, label: &str, peers: &[(&'static str, f64)], ou
         mode: "f16-internals",
         input_format: Format::Bf16,
         outcome,
+        recorded: None,
     }
 }
 
@@ -62,10 +63,13 @@ fn a_line_holds_the_time_the_floor_and_the_peers() {
     let gb_s = format!("{:.0}", bytes / 2e6);
     assert_eq!(cells[..7], ["fwd", "16/64", "128/128", "1x32768", "2.0000", "2.0000", "2.0000"]);
     assert_eq!((cells[7], cells[9]), (gb_s.as_str(), floor.as_str()));
-    assert_eq!(cells[11..], ["1.521", "1.552", "3.331", "1.67", "0.76"]);
+    // Where the rate of products is unknown, traffic is the floor.
+    let over_floor = format!("{:.2}", 2.0 / (1e3 * bytes / 4e12));
+    assert_eq!(cells[10..12], [over_floor.as_str(); 2]);
+    assert_eq!(cells[12..], ["1.521", "1.552", "3.331", "1.67", "0.76"]);
     let cells: Vec<&str> = lines[4].split_whitespace().collect();
     assert_eq!(cells[..4], ["bwd", "16/64", "128/128", "32k_4seq"]);
-    assert_eq!(cells[11..], ["2.978", "-", "5.721", "0.72", "0.37"]);
+    assert_eq!(cells[12..], ["2.978", "-", "5.721", "0.72", "0.37"]);
 }
 
 #[test]
@@ -82,6 +86,56 @@ fn means_and_rows_that_lose_stand_below() {
 }
 
 #[test]
+fn each_model_has_means_of_its_own_once_models_have_several_rows() {
+    let forward = |lengths: &str, model: &str, ms: f64| {
+        row(Pass::Fwd, lengths, model, &[("fla", 4.0), ("flash_qla", 3.0)], timed(&[ms]))
+    };
+    let rows = vec![
+        forward("1x64", "a", 1.0),
+        forward("1x128", "a", 4.0),
+        forward("1x64", "bcd", 1.5),
+        forward("1x128", "bcd", 1.5),
+    ];
+    let all = text(rows.clone(), false);
+    let line = |start: &str| all.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{all}"));
+    assert!(
+        line("  fwd a, 16/64      2: ")
+            .ends_with("2.00 times as fast as fla (2), 1.50 times as fast as the best peer (2)")
+    );
+    assert!(
+        line("  fwd bcd, 16/64    2: ")
+            .ends_with("2.67 times as fast as fla (2), 2.00 times as fast as the best peer (2)")
+    );
+    assert!(!text(rows[1..3].to_vec(), false).contains("  fwd a"), "one row each says all");
+}
+
+#[test]
+fn both_passes_of_a_call_are_added() {
+    let mut rows = vec![
+        row(Pass::Fwd, "1x64", "", &[("fla", 2.0)], timed(&[0.5])),
+        row(Pass::Bwd, "1x64", "", &[("fla", 4.0)], timed(&[1.5])),
+        row(Pass::Bwd, "1x65", "", &[], timed(&[1.5])),
+    ];
+    let both = text(rows.clone(), false);
+    let line = both.lines().find(|line| line.starts_with("fwd + bwd 16/64 1x64: 2.0000 ms, "));
+    assert!(line.is_some_and(|line| line.ends_with(" times the floor, 3.00 times as fast as fla")), "{both}");
+    assert_eq!(both.matches("fwd + bwd").count(), 1);
+    rows[0].case.peers.clear();
+    assert!(!text(rows, false).contains("3.00 times as fast"));
+}
+
+#[test]
+fn rows_that_were_recorded_are_counted() {
+    let mut rows = published();
+    assert!(!text(rows.clone(), false).contains("recorded before"));
+    let workload = crate::record::Workload::default();
+    let measurement = crate::record::Measurement::Bench(crate::record::Timing::default());
+    let environment = crate::record::Environment::default();
+    rows[1].recorded = Some(crate::record::Record::new(&environment, &workload, measurement));
+    assert!(text(rows, false).contains("1 of 3 rows recorded before for this commit and machine"));
+}
+
+#[test]
 fn wrong_and_failed_rows_have_words_and_no_time() {
     let wrong = row(Pass::Fwd, "1x64", "", &[("fla", 1.0)], Outcome::Wrong("o FAIL".to_owned()));
     let failed = row(Pass::Bwd, "1x64", "", &[], Outcome::Failed("GPU: out of memory\nmore".to_owned()));
@@ -90,11 +144,4 @@ fn wrong_and_failed_rows_have_words_and_no_time() {
     assert!(text.contains("WRONG: cuda-chunk-bf16 fwd 16/64 128/128 1x64: o FAIL"), "{text}");
     assert!(text.contains("GPU: out of memory\n") && !text.contains("more"), "{text}");
     assert!(!text.contains("geometric mean") && !text.contains("slower"), "{text}");
-}
-
-#[test]
-fn geometric_means_are_of_what_there_is() {
-    let (mean, count) = geometric_mean([2.0, 8.0].into_iter()).unwrap();
-    assert!((mean - 4.0).abs() < 1e-12 && count == 2);
-    assert_eq!(geometric_mean(std::iter::empty()), None);
 }

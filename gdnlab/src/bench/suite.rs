@@ -1,19 +1,21 @@
 //! Lists of cases.
 
 use super::case::{Case, published};
+use super::timer::Budget;
 use crate::problem::Shape;
 use crate::record::Pass;
 use crate::{Error, Result};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A list of cases with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
     /// Ten forward and eight backward cases of the published ones: what is timed on the way.
     Sample,
-    /// All published cases.
+    /// All 203 published cases, and the training shapes of Day 2.
     H200,
     /// The training shapes of Day 2: B = 32, T = 1,024, K = 64, V = 128, H = 6, 9 and 12.
     Day2,
@@ -71,9 +73,28 @@ impl Suite {
     pub fn cases(self, published_folder: &Path) -> Result<Vec<Case>> {
         match self {
             Self::Sample => sample(&published(published_folder)?),
-            Self::H200 => published(published_folder),
+            Self::H200 => Ok([published(published_folder)?, day2()].concat()),
             Self::Day2 => Ok(day2()),
         }
+    }
+
+    /// How long each of its cases is timed unless a person says otherwise: of 209 cases a tenth of a second each, with 20
+    /// samples at the least.
+    pub fn budget(self) -> Budget {
+        match self {
+            Self::H200 => Budget {
+                warm_up: Duration::from_millis(20),
+                min_samples: 20,
+                max_samples: 100,
+                time: Duration::from_millis(100),
+            },
+            Self::Sample | Self::Day2 => Budget::default(),
+        }
+    }
+
+    /// Whether it is so long that every case is kept in `data/` as soon as it is measured, asked for or not.
+    pub fn is_always_kept(self) -> bool {
+        self == Self::H200
     }
 }
 

@@ -71,12 +71,30 @@ impl Tensors {
     /// # Errors
     /// [`Error::Input`] for the format binary64.
     pub fn generate(case: &Case, format: Format, seed: u64) -> Result<Self> {
+        Self::generate_in(None, case, format, seed)
+    }
+
+    /// The same in the memory of `before`, inputs from the same seed that are not needed any more: at the dimensions of the
+    /// published cases most of the time of making inputs goes into memory that the process did not have.
+    ///
+    /// # Errors
+    /// As [`Tensors::generate`].
+    pub fn generate_in(before: Option<Self>, case: &Case, format: Format, seed: u64) -> Result<Self> {
         let draw = Draw::new(seed);
         let shape = case.shape;
         let sequences = case.sequences();
         let tokens = shape.batch * shape.tokens;
         let (qk_rows, value_rows) = (tokens * shape.qk_heads, tokens * shape.value_heads);
-        let rows = |name: &str, rows: usize, dim: usize, unit_norm: bool| -> Result<Values> {
+        let dims = |shape: &Shape| (shape.key_dim, shape.value_dim);
+        let before = before.filter(|before| before.format == format && dims(&before.shape) == dims(&shape));
+        let (q, k, v, d_o) = before.map_or((None, None, None, None), |Self { q, k, v, gradients, .. }| {
+            (Some(q), Some(k), Some(v), gradients.map(|gradients| gradients.d_o))
+        });
+        let rows = |name: &str, before: Option<Values>, rows: usize, dim: usize, unit_norm: bool| -> Result<Values> {
+            // The rows of a tensor are the same whatever the heads and tokens, up to their number.
+            if let Some(values) = before.and_then(|values| values.resized(TILE_ROWS * dim, rows * dim)) {
+                return Ok(values);
+            }
             let mut tile = normal(&draw, name, rows.min(TILE_ROWS) * dim);
             if unit_norm {
                 tile.par_chunks_mut(dim).for_each(normalise);
@@ -91,7 +109,7 @@ impl Tensors {
         let gradients = if case.pass == Pass::Bwd {
             let mut d_final_state = normal(&draw, "dht", states);
             d_final_state.par_iter_mut().for_each(|x| *x /= 8.0);
-            Some(Gradients { d_o: rows("do", value_rows, shape.value_dim, false)?, d_final_state })
+            Some(Gradients { d_o: rows("do", d_o, value_rows, shape.value_dim, false)?, d_final_state })
         } else {
             None
         };
@@ -100,9 +118,9 @@ impl Tensors {
             sequences,
             scale: Inputs::default_scale(shape.key_dim),
             format,
-            q: rows("q", qk_rows, shape.key_dim, true)?,
-            k: rows("k", qk_rows, shape.key_dim, true)?,
-            v: rows("v", value_rows, shape.value_dim, false)?,
+            q: rows("q", q, qk_rows, shape.key_dim, true)?,
+            k: rows("k", k, qk_rows, shape.key_dim, true)?,
+            v: rows("v", v, value_rows, shape.value_dim, false)?,
             g,
             beta,
             initial_state: normal(&draw, "initial_state", states),

@@ -63,6 +63,33 @@ fn the_same_seed_gives_the_same_numbers_and_another_gives_others() {
 }
 
 #[test]
+fn inputs_in_the_memory_of_others_are_those_that_a_fresh_start_gives() {
+    // More rows than the tile has, fewer, more again with other heads, and a backward.
+    let heads = Heads { qk_heads: 1, value_heads: 4, key_dim: 16, value_dim: 32 };
+    let other_heads = Case::packed(Pass::Fwd, SeqLens::new(vec![35_000]), heads).unwrap();
+    let cases = [
+        case(Pass::Fwd, &[40_000]),
+        case(Pass::Fwd, &[60, 40]),
+        other_heads,
+        case(Pass::Bwd, &[9000]),
+        case(Pass::Bwd, &[5]),
+    ];
+    let mut before = None;
+    for case in &cases {
+        let got = Tensors::generate_in(before.take(), case, Format::Bf16, 1).unwrap();
+        let fresh = Tensors::generate(case, Format::Bf16, 1).unwrap();
+        assert!(got.q == fresh.q && got.k == fresh.k && got.v == fresh.v, "{case}");
+        assert!(got.g == fresh.g && got.beta == fresh.beta && got.initial_state == fresh.initial_state, "{case}");
+        assert_eq!((got.shape, &got.sequences), (fresh.shape, &fresh.sequences));
+        let gradients = |tensors: &Tensors| tensors.gradients.as_ref().map(|gradients| gradients.d_o.clone());
+        assert!(gradients(&got) == gradients(&fresh), "{case}");
+        before = Some(got);
+    }
+    let narrow = Tensors::generate_in(before, &cases[1], Format::F16, 1).unwrap();
+    assert_eq!(narrow.q, Tensors::generate(&cases[1], Format::F16, 1).unwrap().q);
+}
+
+#[test]
 fn a_part_is_cut_out_of_every_tensor() {
     let tensors = Tensors::generate(&case(Pass::Bwd, &[5, 7]), Format::F32, 1).unwrap();
     let part = tensors.part(Part { sequence: 1, qk_head: 1 }).unwrap();

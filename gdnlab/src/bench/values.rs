@@ -2,6 +2,7 @@
 
 use crate::precision::Format;
 use crate::{Error, Result};
+use gdnlab_deps::rayon::prelude::*;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -65,9 +66,9 @@ impl Values {
     /// How many elements are NaN or infinite.
     pub fn nonfinite(&self) -> usize {
         match self {
-            Self::F32(values) => values.iter().filter(|x| !x.is_finite()).count(),
-            Self::F16(values) => values.iter().filter(|x| !x.is_finite()).count(),
-            Self::Bf16(values) => values.iter().filter(|x| !x.is_finite()).count(),
+            Self::F32(values) => count(values, |x| !x.is_finite()),
+            Self::F16(values) => count(values, |x| !x.is_finite()),
+            Self::Bf16(values) => count(values, |x| !x.is_finite()),
         }
     }
 
@@ -79,6 +80,35 @@ impl Values {
             Self::Bf16(values) => Self::Bf16(repeated(values, length)),
         }
     }
+
+    /// `length` elements in the memory of these: those that there are, and behind them the first `period` over and over.
+    /// `None` where that takes more than there are.
+    pub(crate) fn resized(self, period: usize, length: usize) -> Option<Self> {
+        match self {
+            Self::F32(values) => resized(values, period, length).map(Self::F32),
+            Self::F16(values) => resized(values, period, length).map(Self::F16),
+            Self::Bf16(values) => resized(values, period, length).map(Self::Bf16),
+        }
+    }
+}
+
+/// How many of `values` are as `is_counted` says, counted on all processors.
+fn count<T: Copy + Sync>(values: &[T], is_counted: impl Fn(T) -> bool + Sync) -> usize {
+    const PIECE: usize = 1 << 18;
+    values.par_chunks(PIECE).map(|piece| piece.iter().filter(|&&x| is_counted(x)).count()).sum()
+}
+
+fn resized<T: Copy>(mut values: Vec<T>, period: usize, length: usize) -> Option<Vec<T>> {
+    if length > values.len() && period > values.len() {
+        return None;
+    }
+    values.truncate(length);
+    values.reserve_exact(length - values.len());
+    while values.len() < length {
+        let from = values.len() % period;
+        values.extend_from_within(from..period.min(from + length - values.len()));
+    }
+    Some(values)
 }
 
 fn repeated<T: Copy>(values: &[T], length: usize) -> Vec<T> {
@@ -111,5 +141,21 @@ mod tests {
         assert_eq!(tile.repeated(7), Values::F32(vec![1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0]));
         assert_eq!(tile.repeated(2), Values::F32(vec![1.0, 2.0]));
         assert!(tile.repeated(0).is_empty() && Values::F32(vec![]).repeated(3).is_empty());
+    }
+
+    #[test]
+    fn what_is_resized_is_the_tile_repeated_to_the_new_length() {
+        let tile = Values::F32(vec![1.0, 2.0, 3.0]);
+        for (from, to) in [(7, 2), (7, 7), (4, 11), (3, 12), (2, 1)] {
+            assert_eq!(tile.repeated(from).resized(3, to), Some(tile.repeated(to)), "{from} to {to}");
+        }
+        assert_eq!(tile.repeated(2).resized(3, 4), None, "the tile is not all there");
+    }
+
+    #[test]
+    fn every_element_is_counted() {
+        let mut values = vec![1.0f32; 600_000];
+        [0, 262_143, 262_144, 599_999].map(|at| values[at] = f32::INFINITY);
+        assert_eq!(Values::F32(values).nonfinite(), 4);
     }
 }

@@ -65,10 +65,15 @@ impl Environment {
             commit: git(sources, &["rev-parse", "HEAD"]),
             dirty: git(sources, &["status", "--porcelain", "--", ".", "../kernels", "../Cargo.lock"])
                 .map(|changes| !changes.is_empty()),
-            utc: Some(humantime::format_rfc3339_seconds(SystemTime::now()).to_string()),
+            utc: Self::now(),
             software: None,
             machine: Machine::detect(),
         }
+    }
+
+    /// The time now, as [`Environment::utc`] has it.
+    pub fn now() -> Option<String> {
+        Some(humantime::format_rfc3339_seconds(SystemTime::now()).to_string())
     }
 
     /// This environment for a measurement of `kernel`, after it ran: with the GPU where the kernel runs on it, and without
@@ -108,6 +113,12 @@ impl Machine {
             nvrtc: gpu.and_then(Gpu::compiler_version),
             ..self
         }
+    }
+
+    /// The names of the GPU and the CPU: `NVIDIA H200 with AMD EPYC`, or the CPU alone.
+    pub fn name(&self) -> String {
+        let cpu = self.cpu.as_deref().unwrap_or("unknown CPU");
+        self.gpu.as_deref().map_or_else(|| cpu.to_owned(), |gpu| format!("{gpu} with {cpu}"))
     }
 
     /// The name of the GPU, or else of the CPU, as it can stand in a file name: lower case, words joined by `-`.

@@ -91,6 +91,13 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Some(if values.len() % 2 == 1 { upper } else { f64::midpoint(values[values.len() / 2 - 1], upper) })
 }
 
+/// The geometric mean of `values` and their number; `None` without any.
+pub(crate) fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<(f64, usize)> {
+    let logarithms: Vec<f64> = values.map(f64::ln).collect();
+    let count = logarithms.len();
+    (count > 0).then(|| ((logarithms.iter().sum::<f64>() / count as f64).exp(), count))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +108,12 @@ mod tests {
         assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), Some(2.5));
         assert_eq!(median(std::iter::empty()), None);
         assert_eq!(distinct(["b", "a", "b"].into_iter()), ["b", "a"]);
+    }
+
+    #[test]
+    fn geometric_means_are_of_what_there_is() {
+        let (mean, count) = geometric_mean([2.0, 8.0].into_iter()).unwrap();
+        assert!((mean - 4.0).abs() < 1e-12 && count == 2);
+        assert_eq!(geometric_mean(std::iter::empty()), None);
     }
 }

@@ -20,6 +20,7 @@ mod precision;
 mod reference;
 mod run;
 mod setup;
+mod sharding;
 mod size;
 mod tokens;
 mod train;
