@@ -102,14 +102,25 @@ pub fn read_dir(folder: impl AsRef<Path>) -> Result<Vec<Record>> {
 /// [`Error::Input`] where the file exists already (records are never edited: [`append`] to it), [`Error::Io`] where it
 /// cannot be written.
 pub fn write(path: impl AsRef<Path>, records: &[Record]) -> Result<()> {
-    let path = path.as_ref();
+    write_new(path.as_ref(), &to_json_lines(records)?)
+}
+
+/// The same with lines that are records already, as they are.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_lines(path: impl AsRef<Path>, lines: &[String]) -> Result<()> {
+    write_new(path.as_ref(), &lines.iter().map(|line| format!("{line}\n")).collect::<String>())
+}
+
+fn write_new(path: &Path, text: &str) -> Result<()> {
     if path.exists() {
         return Err(Error::input(format!(
             "{}: exists already, and records are never edited afterwards: append to it, or choose another name",
             path.display()
         )));
     }
-    write_atomic(path, to_json_lines(records)?.as_bytes())
+    write_atomic(path, text.as_bytes())
 }
 
 /// Adds records to a file, which is created where it does not exist. The rows that it holds are never touched, other

@@ -8,13 +8,15 @@ mod bias;
 mod determinism;
 mod environment;
 mod jsonl;
+mod merge;
 mod tokens;
 
 pub use backends::Backends;
 pub use bias::Bias;
 pub use determinism::Determinism;
 pub use environment::{Environment, Machine};
-pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write};
+pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write, write_lines};
+pub use merge::{Dropped, Machines, Merged, Place, Why, merge};
 pub use tokens::{Experiment, TokenFlips};
 
 use crate::compare::Comparison;

@@ -17,6 +17,9 @@ mod published;
 mod roofline;
 mod rounding;
 pub(crate) mod rows;
+mod speed;
+mod speed_accuracy;
+mod speed_goals;
 mod timings;
 mod tokens;
 mod training;
@@ -42,6 +45,9 @@ pub use rounding::{
     diagnosis, policies, policies_per_tensor, proposals, proposals_in_words, published_rounding, rounding,
     rounding_per_tensor, with_times,
 };
+pub use speed::{gdn_losses, gdn_speedups, gdn_times};
+pub use speed_accuracy::gdn_accuracy;
+pub use speed_goals::gdn_goals;
 pub use timings::timings;
 pub use tokens::{decoded_texts, padded_prompts, positions, reported_flips, token_flips, token_tolerance};
 pub use training::{Trained, losses, recorded_losses, training_rates};

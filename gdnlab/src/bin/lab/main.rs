@@ -13,6 +13,7 @@ mod determinism;
 mod jupyter;
 mod kernel_process;
 mod kernels;
+mod merge;
 mod numerics;
 mod output;
 mod peers;
@@ -53,6 +54,7 @@ enum Command {
     Bias(bias::Args),
     Capture(capture::Args),
     Bench(bench::Args),
+    Merge(merge::Args),
     Train(train::Args),
     #[command(hide = true)]
     KernelProcess(kernel_process::Args),
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Bias(args) => args.run(),
         Command::Capture(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Merge(args) => args.run(),
         Command::Train(args) => args.run(),
         Command::Run(args) => args.run(),
         Command::Jupyter(args) => args.run(),

@@ -2,6 +2,7 @@
 
 use crate::checkout::Checkout;
 use crate::output::{note, open_case, print};
+use crate::sharding::{Sharding, say_if_nothing_counts};
 use crate::size::Size;
 use gdnlab::bench::SeqLens;
 use gdnlab::chunked::Chunked;
@@ -9,10 +10,10 @@ use gdnlab::cuda::Gpu;
 use gdnlab::inputs::Regime;
 use gdnlab::kernel::{Kernel, kernel};
 use gdnlab::memory::require;
-use gdnlab::numerics::{DAY1_HEADS, DAY1_SHAPES, Given, Problems, Step, run, run_given};
+use gdnlab::numerics::{self, Calls, DAY1_HEADS, DAY1_SHAPES, Given, Problems, Step, Sweep};
 use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
-use gdnlab::record::{Errors, Record, keep, to_json_lines};
+use gdnlab::record::{Environment, Errors, Record, keep, read_dir, to_json_lines};
 use gdnlab::{Error, Result};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -26,6 +27,9 @@ use std::process::ExitCode;
 /// regime; its last lines give the largest error of each tensor, also in units of the mode's unit roundoff u.
 ///
 /// With --case the inputs are those of tensor files, such as `cargo lab capture` writes.
+///
+/// With --save the records of each kernel on each call are kept as soon as they are there, and what `data/` holds of
+/// this commit and this machine is not measured again, unless the code was changed since the commit.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo lab numerics                                    the nine shapes of Day 1 in four modes
@@ -33,7 +37,8 @@ use std::process::ExitCode;
   cargo lab numerics --shape 1066,64,128 --heads 4 --qk-heads 2 --seqlens 65+0+1000+1
   cargo lab numerics --op gdn2 --regime correlated --shape 512,64,64 --json
   cargo lab numerics --batch 32 --heads 6 --shape 1024,64,128 8192,64,128 --kernel cuda-chunk-bf16 --save day05_numerics
-  cargo lab numerics --case captured.safetensors --mode bf16 fp32")]
+  cargo lab numerics --case captured.safetensors --mode bf16 fp32
+  cargo lab numerics --shape 1024,64,128 8192,64,128 --save sweep --shard 2/4    a part of a sweep, from where it stopped")]
 pub struct Args {
     /// Operator: gdn or gdn2.
     #[arg(long, default_value_t = Op::Gdn)]
@@ -83,6 +88,11 @@ pub struct Args {
     /// Add the records to those in `data/`, in the file of this experiment.
     #[arg(long, value_name = "EXPERIMENT")]
     save: Option<String>,
+    #[command(flatten)]
+    sharding: Sharding,
+    /// Measure again what is recorded already.
+    #[arg(long)]
+    again: bool,
 }
 
 /// Tokens of a chunk where the person did not choose.
@@ -131,25 +141,47 @@ impl Args {
             note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
             ControlFlow::Continue(())
         };
-        let records = if given.is_empty() {
-            let problems = Problems {
-                op: self.op,
-                shapes: self.shapes(&kernels)?,
-                regimes: self.regime.clone(),
-                seed: self.seed,
-                packing: self.seqlens.clone(),
-            };
-            run(&problems, &kernels, progress)?
-        } else {
-            run_given(&given, &kernels, progress)?
+        let problems = Problems {
+            op: self.op,
+            shapes: if given.is_empty() { self.shapes(&kernels)? } else { Vec::new() },
+            regimes: self.regime.clone(),
+            seed: self.seed,
+            packing: self.seqlens.clone(),
         };
+        let calls = if given.is_empty() { Calls::Problems(&problems) } else { Calls::Given(&given) };
+        let records = self.measure(calls, &kernels, progress)?;
         print(&if self.json { to_json_lines(&records)? } else { self.tables(&records) })?;
-        if let Some(experiment) = &self.save {
-            let checkout = Checkout::find()?;
-            let path = keep(checkout.root().join("data"), experiment, &records)?;
-            note(format_args!("records: {}", checkout.relative(&path)));
-        }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Measures this part of `calls`, keeps what is measured where that is asked for, and says in which file.
+    fn measure(
+        &self,
+        calls: Calls<'_>,
+        kernels: &[&dyn Kernel],
+        progress: impl FnMut(&Step) -> ControlFlow<()>,
+    ) -> Result<Vec<Record>> {
+        let shard = self.sharding.part();
+        let Some(experiment) = &self.save else {
+            let sweep = Sweep { shard, records: &[], keep: Box::new(|_| Ok(())) };
+            return numerics::sweep(calls, kernels, sweep, progress);
+        };
+        let checkout = Checkout::find()?;
+        let data = checkout.root().join("data");
+        let known = if self.again || !data.exists() { Vec::new() } else { read_dir(&data)? };
+        say_if_nothing_counts(&Environment::detect());
+        let mut path = None;
+        let keep_one = |records: &[Record]| {
+            path = Some(keep(&data, &shard.experiment(experiment), records)?);
+            Ok(())
+        };
+        let records =
+            numerics::sweep(calls, kernels, Sweep { shard, records: &known, keep: Box::new(keep_one) }, progress)?;
+        match path {
+            Some(path) => note(format_args!("records: {}", checkout.relative(&path))),
+            None => note("nothing was missing in data/"),
+        }
+        Ok(records)
     }
 
     /// The shapes, once it is known that `kernels` can run on each: for every input format the rounded inputs and their

@@ -2,6 +2,7 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::Sharding;
 use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -36,6 +37,8 @@ pub struct Args {
     /// Exactly so many samples per case. Without it, 20 to 200 in half a second.
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
+    #[command(flatten)]
+    sharding: Sharding,
     /// Measure again what is recorded already.
     #[arg(long)]
     again: bool,
@@ -49,7 +52,7 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
-        let (cases, backends) = (self.cases()?, self.backends()?);
+        let (cases, backends) = (self.sharding.cases(self.cases()?), self.backends()?);
         let budget = self.samples.map_or_else(|| Ok(Budget::default()), Budget::of_samples)?;
         let checkout = Checkout::find()?;
         let data = checkout.root().join("data");
@@ -65,7 +68,7 @@ impl Args {
         let mut keep = |row: &Row| {
             if let Some(record) = row.record(&ceilings, &environment) {
                 if self.save {
-                    record::keep(&data, SUITE, std::slice::from_ref(&record))?;
+                    record::keep(&data, &self.sharding.experiment(SUITE), std::slice::from_ref(&record))?;
                 }
                 kept.push(record);
             }

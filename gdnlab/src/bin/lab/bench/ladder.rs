@@ -2,6 +2,7 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::Sharding;
 use gdnlab::bench::ladder::{Finished, Outcome, Report, Rung, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -37,6 +38,8 @@ pub struct Args {
     /// Tokens of a sequence.
     #[arg(long, value_name = "T", default_value_t = Batch::LADDER.tokens)]
     length: usize,
+    #[command(flatten)]
+    sharding: Sharding,
     /// Measure again what is recorded already.
     #[arg(long)]
     again: bool,
@@ -50,7 +53,7 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
-        let rungs = self.rungs()?;
+        let rungs = self.sharding.cases(self.rungs()?);
         let batch = Batch { sequences: self.batch, tokens: self.length };
         batch.validate()?;
         let checkout = Checkout::find()?;
@@ -67,8 +70,8 @@ impl Args {
         let keep = |row: &gdnlab::bench::ladder::Row| {
             if let Some(record) = row.record(&batch, &ceilings, &environment) {
                 if self.save {
-                    record::keep(&data, SUITE, std::slice::from_ref(&record))?;
-                    record::keep(&data, KERNELS, &row.kernel_records(&batch, &environment))?;
+                    record::keep(&data, &self.sharding.experiment(SUITE), std::slice::from_ref(&record))?;
+                    record::keep(&data, &self.sharding.experiment(KERNELS), &row.kernel_records(&batch, &environment))?;
                 }
                 kept.push(record);
             }
