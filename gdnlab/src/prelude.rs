@@ -15,6 +15,6 @@ pub use crate::precision::{Format, Policy};
 pub use crate::problem::{Gates, Inputs, Op, Results, Shape, Tensor};
 pub use crate::reference::Reference;
 pub use crate::{Error, Result, backends, bench, cost, figure, model, numerics, record, rounding, table, tokens};
-pub use crate::{bias, determinism, distribution, noise};
+pub use crate::{bias, cp, determinism, distribution, noise};
 pub use gdnlab_deps::polars::prelude::*;
 pub use gdnlab_deps::{plotters, polars};

@@ -1,20 +1,15 @@
 //! What a part of a sequence does to the state that it begins from, and how parts are composed.
 
-use crate::Result;
-use crate::kernel::Kernel;
 use crate::precision::Format;
 use crate::problem::{Gates, Inputs, Shape, Tensor};
 use gdnlab_deps::rayon::prelude::*;
 
-/// The transition `M` of one sequence's tokens, `[1, HV, K, K]`: `M = A_T ... A_1` with
+/// The call whose final state is the transition `M` of one sequence's tokens, `[1, HV, K, K]`: `M = A_T ... A_1` with
 /// `A_t = (I - k_t (b_t*k_t)^T) Diag(e^{g_t})`.
 ///
-/// The state is linear in the one it begins from, `S_T = M S_0 + S_loc`, and its columns do not mix. So `M` is the final
-/// state of the same kernel on values `v = 0` from the identity, with `V = K`.
-///
-/// # Errors
-/// What the kernel reports.
-pub(super) fn transition(kernel: &dyn Kernel, inputs: &Inputs) -> Result<Tensor> {
+/// The state is linear in the one it begins from, `S_T = M S_0 + S_loc`, and its columns do not mix. So `M` is what becomes
+/// of the identity with values `v = 0`, with `V = K`.
+pub(super) fn transition_call(inputs: &Inputs) -> Inputs {
     let key_dim = inputs.shape.key_dim;
     let shape = Shape { value_dim: key_dim, ..inputs.shape };
     let zeros = Tensor::zeros(&shape.value_dims());
@@ -26,7 +21,7 @@ pub(super) fn transition(kernel: &dyn Kernel, inputs: &Inputs) -> Result<Tensor>
         Gates::Gdn { g, beta } => Gates::Gdn { g: g.clone(), beta: beta.clone() },
         Gates::Gdn2 { g, b, .. } => Gates::Gdn2 { g: g.clone(), b: b.clone(), w: zeros.clone() },
     };
-    let call = Inputs {
+    Inputs {
         shape,
         cu_seqlens: inputs.cu_seqlens.clone(),
         scale: inputs.scale,
@@ -38,8 +33,7 @@ pub(super) fn transition(kernel: &dyn Kernel, inputs: &Inputs) -> Result<Tensor>
         initial_state: Some(identity),
         d_o: None,
         d_final_state: None,
-    };
-    Ok(kernel.forward(&call)?.outputs.final_state)
+    }
 }
 
 /// Which way a state goes through a part.

@@ -95,7 +95,7 @@ impl fmt::Display for Cut {
 
 /// What one rank has of a call: its tokens as a call of their own, and the ranks that it is joined with by a state.
 #[derive(Clone, Debug)]
-pub struct Shard {
+pub struct Part {
     /// Its tokens, `B = 1`, `N` pieces of sequences; none where it has neither tokens nor sequences. An initial state or a
     /// gradient of a final state that another rank has, or makes, is zero here.
     pub inputs: Option<Inputs>,
@@ -106,7 +106,7 @@ pub struct Shard {
     pub(super) pieces: Vec<Piece>,
 }
 
-impl Shard {
+impl Part {
     /// The part of `rank`.
     ///
     /// # Errors

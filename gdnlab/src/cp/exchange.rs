@@ -28,8 +28,12 @@ pub trait Exchange: Send + Sync {
     /// [`Error::Rank`] where that rank has ended, or sends nothing for too long.
     fn receive(&self, from: usize, length: usize) -> Result<Vec<u8>>;
 
-    /// What a rank holds while it computes: ranks that share one machine compute one after the other, so that each has all
-    /// of it, and its time is its own.
+    /// Whether ranks share what they compute on, and so compute one after the other.
+    fn shares_machine(&self) -> bool {
+        false
+    }
+
+    /// What a rank holds while it computes where ranks share a machine: so each has all of it, and its time is its own.
     fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         None
     }
@@ -109,6 +113,10 @@ impl Exchange for Virtual<'_> {
             Err(RecvTimeoutError::Disconnected) => Err(ended(from)),
             Err(RecvTimeoutError::Timeout) => Err(silent(from, self.timeout)),
         }
+    }
+
+    fn shares_machine(&self) -> bool {
+        true
     }
 
     fn turn(&self) -> Option<MutexGuard<'_, ()>> {

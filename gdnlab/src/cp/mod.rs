@@ -25,8 +25,10 @@
 //! So where no sequence crosses a border nothing is handed on, and every bit is that of a single run. A message is one state,
 //! `HV K V` numbers, whatever the number of tokens.
 //!
-//! A [`Cut`] says where the ranks' borders are, a [`Shard`] is what one [`Rank`] has, and [`gather`] puts results together.
-//! Ranks reach each other through an [`Exchange`]: threads of one process here ([`virtual_ranks`]).
+//! A [`Cut`] says where the ranks' borders are, a [`Part`] is what one [`Rank`] has, and [`gather`] puts results together.
+//! Ranks reach each other through an [`Exchange`]: threads of one process ([`virtual_ranks`]), or processes on
+//! sockets ([`Tcp`]) or with a GPU each ([`Nccl`]), which find each other by the variables of torchrun, Open MPI or SLURM
+//! ([`World`]).
 //!
 //! ```
 //! use gdnlab::cp::{Cut, together};
@@ -41,16 +43,29 @@
 //! ```
 
 mod chain;
+mod clock;
 mod cut;
 mod exchange;
+mod experiment;
+mod measure;
+mod meet;
+mod nccl;
 mod rank;
 mod slice;
+mod tcp;
 mod trace;
+mod world;
 
-pub use cut::{Cut, Shard, gather};
+pub use clock::DeviceClock;
+pub use cut::{Cut, Part, gather};
 pub use exchange::{Exchange, Virtual, virtual_ranks};
-pub use rank::Rank;
+pub use experiment::{Cuts, LIMIT, Scaling, Setting, Trial, complaints};
+pub use measure::{RankTimes, barrier, collect, collect_results, link};
+pub use nccl::Nccl;
+pub use rank::{Clock, Rank};
+pub use tcp::Tcp;
 pub use trace::{Link, Step, Timeline, Work, timeline};
+pub use world::World;
 
 use crate::Result;
 use crate::kernel::Kernel;
@@ -75,15 +90,15 @@ pub struct Together {
 /// [`crate::Error::Input`] where the inputs do not validate or the cut does not fit, and what the kernel reports.
 pub fn together(kernel: &dyn Kernel, inputs: &Inputs, cut: &Cut, backward: bool) -> Result<Together> {
     inputs.validate()?;
-    let shards = (0..cut.ranks()).map(|rank| Shard::of(inputs, cut, rank)).collect::<Result<Vec<_>>>()?;
+    let parts = (0..cut.ranks()).map(|rank| Part::of(inputs, cut, rank)).collect::<Result<Vec<_>>>()?;
     let ran = virtual_ranks(cut.ranks(), VIRTUAL_TIMEOUT, |exchange| {
         let rank = Rank::new(kernel, exchange);
-        let shard = &shards[exchange.rank()];
-        let results = if backward { rank.backward(shard)? } else { rank.forward(shard)? };
+        let part = &parts[exchange.rank()];
+        let results = if backward { rank.backward(part)? } else { rank.forward(part)? };
         Ok((results, rank.take_steps()))
     })?;
-    let (parts, steps): (Vec<_>, Vec<_>) = ran.into_iter().unzip();
-    Ok(Together { results: gather(inputs, cut, &parts)?, steps })
+    let (results, steps): (Vec<_>, Vec<_>) = ran.into_iter().unzip();
+    Ok(Together { results: gather(inputs, cut, &results)?, steps })
 }
 
 #[cfg(test)]

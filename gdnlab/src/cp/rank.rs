@@ -1,15 +1,31 @@
 //! One rank's part of a call.
 
-use super::chain::{Way, compose, from_bytes, to_bytes, transition, width};
-use super::cut::Shard;
+use super::chain::{Way, compose, from_bytes, to_bytes, transition_call, width};
+use super::cut::Part;
 use super::exchange::Exchange;
 use super::slice::{Piece, join, select};
 use super::trace::{Step, Work};
 use crate::kernel::Kernel;
-use crate::problem::{Inputs, Results, Tensor};
+use crate::problem::{Inputs, Results, Shape, Tensor};
 use crate::{Error, Result};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+/// What tells how long runs of a kernel take, other than a look at the wall: the GPU's clock, for kernels whose calls begin
+/// and end with copies that a model would not make.
+pub trait Clock: Send + Sync {
+    /// Time of a call, forward, or with `backward` all of it, in milliseconds.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn run_ms(&self, call: &Inputs, backward: bool) -> Result<f64>;
+
+    /// Time of a transition times a state of these heads, in milliseconds.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn compose_ms(&self, shape: &Shape) -> Result<f64>;
+}
 
 /// A rank: a kernel, and the way to the other ranks.
 pub struct Rank<'a> {
@@ -17,18 +33,25 @@ pub struct Rank<'a> {
     exchange: &'a dyn Exchange,
     steps: Mutex<Vec<Step>>,
     report: Option<&'a (dyn Fn(&str) + Sync)>,
+    clock: Option<&'a dyn Clock>,
 }
 
 impl<'a> Rank<'a> {
     /// A rank that runs `kernel`.
     pub fn new(kernel: &'a dyn Kernel, exchange: &'a dyn Exchange) -> Self {
-        Self { kernel, exchange, steps: Mutex::default(), report: None }
+        Self { kernel, exchange, steps: Mutex::default(), report: None, clock: None }
     }
 
     /// The same, telling `report` in words what it begins: to compute, or to wait for another rank.
     #[must_use]
     pub fn reporting(self, report: &'a (dyn Fn(&str) + Sync)) -> Self {
         Self { report: Some(report), ..self }
+    }
+
+    /// The same with steps that take as long as `clock` says.
+    #[must_use]
+    pub fn timed_by(self, clock: &'a dyn Clock) -> Self {
+        Self { clock: Some(clock), ..self }
     }
 
     /// What it has done since this was asked last.
@@ -40,20 +63,20 @@ impl<'a> Rank<'a> {
     ///
     /// # Errors
     /// What the kernel reports, and [`Error::Rank`] where another rank fails.
-    pub fn forward(&self, shard: &Shard) -> Result<Option<Results>> {
-        let Some(inputs) = &shard.inputs else { return Ok(None) };
-        let parts = Parts::of(shard, inputs);
-        if let Some(spanned) = &parts.spanned {
-            let (state, _) = self.hand_through(shard, spanned)?;
+    pub fn forward(&self, part: &Part) -> Result<Option<Results>> {
+        let Some(inputs) = &part.inputs else { return Ok(None) };
+        let calls = Calls::of(part, inputs);
+        if let Some(spanned) = &calls.spanned {
+            let (state, _) = self.hand_through(part, spanned)?;
             return Ok(Some(self.run(&with_initial_state(spanned, &state))?));
         }
         // What leaves begins here, so that all but what enters can run at once.
-        let own = join_calls(parts.free, parts.leaving, inputs, &shard.pieces);
+        let own = join_calls(calls.free, calls.leaving, inputs, &part.pieces);
         let own = own.map(|own| self.run(&own)).transpose()?;
-        if let (Some(to), Some(own)) = (shard.to, &own) {
+        if let (Some(to), Some(own)) = (part.to, &own) {
             self.send(to, &last_state(&own.outputs.final_state))?;
         }
-        let entered = match (shard.from, &parts.entering) {
+        let entered = match (part.from, &calls.entering) {
             (Some(from), Some(entering)) => {
                 let state = self.receive(from, entering)?;
                 Some(self.run(&with_initial_state(entering, &state))?)
@@ -67,20 +90,20 @@ impl<'a> Rank<'a> {
     ///
     /// # Errors
     /// As [`Rank::forward`], and [`Error::Input`] where the gradient of the output is missing.
-    pub fn backward(&self, shard: &Shard) -> Result<Option<Results>> {
-        let Some(inputs) = &shard.inputs else { return Ok(None) };
+    pub fn backward(&self, part: &Part) -> Result<Option<Results>> {
+        let Some(inputs) = &part.inputs else { return Ok(None) };
         if inputs.d_o.is_none() {
             return Err(Error::input("the backward needs 'do', the gradient of the output, shape [B, T, HV, V]"));
         }
-        let parts = Parts::of(shard, inputs);
-        if let Some(spanned) = &parts.spanned {
-            return Ok(Some(self.backward_through(shard, spanned)?));
+        let calls = Calls::of(part, inputs);
+        if let Some(spanned) = &calls.spanned {
+            return Ok(Some(self.backward_through(part, spanned)?));
         }
-        if let (Some(to), Some(leaving)) = (shard.to, &parts.leaving) {
-            let found = self.compute(Work::Local, || self.kernel.forward(leaving))?;
+        if let (Some(to), Some(leaving)) = (part.to, &calls.leaving) {
+            let found = self.call(Work::Local, leaving, false)?;
             self.send(to, &found.outputs.final_state)?;
         }
-        let entered = match (shard.from, &parts.entering) {
+        let entered = match (part.from, &calls.entering) {
             (Some(from), Some(entering)) => {
                 let state = self.receive(from, entering)?;
                 let found = self.run_backward(&with_initial_state(entering, &state))?;
@@ -89,8 +112,8 @@ impl<'a> Rank<'a> {
             }
             _ => None,
         };
-        let free = parts.free.as_ref().map(|free| self.run_backward(free)).transpose()?;
-        let left = match (shard.to, &parts.leaving) {
+        let free = calls.free.as_ref().map(|free| self.run_backward(free)).transpose()?;
+        let left = match (part.to, &calls.leaving) {
             (Some(to), Some(leaving)) => {
                 let gradient = self.receive(to, leaving)?;
                 Some(self.run_backward(&with_final_gradient(leaving, &gradient))?)
@@ -101,44 +124,58 @@ impl<'a> Rank<'a> {
     }
 
     /// A part that one sequence fills, forward: hands on `M S + S_loc` as soon as `S` is there. Gives `S` and `M`.
-    fn hand_through(&self, shard: &Shard, spanned: &Inputs) -> Result<(Tensor, Tensor)> {
-        let (from, to) = both_sides(shard)?;
-        let transition = self.compute(Work::Transition, || transition(self.kernel, spanned))?;
-        let local = self.compute(Work::Local, || self.kernel.forward(&without_states(spanned)))?;
+    fn hand_through(&self, part: &Part, spanned: &Inputs) -> Result<(Tensor, Tensor)> {
+        let (from, to) = both_sides(part)?;
+        let transition = self.call(Work::Transition, &transition_call(spanned), false)?.outputs.final_state;
+        let local = self.call(Work::Local, &without_states(spanned), false)?;
         let state = self.receive(from, spanned)?;
-        let next =
-            self.compute(Work::Compose, || Ok(compose(&transition, &state, &local.outputs.final_state, Way::Forward)))?;
+        let next = self.compose(&transition, &state, &local.outputs.final_state, Way::Forward)?;
         self.send(to, &next)?;
         Ok((state, transition))
     }
 
     /// The same with gradients: hands `M^T dS + D_loc` back as soon as `dS` is there.
-    fn backward_through(&self, shard: &Shard, spanned: &Inputs) -> Result<Results> {
-        let (from, to) = both_sides(shard)?;
-        let (state, transition) = self.hand_through(shard, spanned)?;
-        let local = self.compute(Work::Local, || self.kernel.backward(&without_states(spanned)))?;
+    fn backward_through(&self, part: &Part, spanned: &Inputs) -> Result<Results> {
+        let (from, to) = both_sides(part)?;
+        let (state, transition) = self.hand_through(part, spanned)?;
+        let local = self.call(Work::Local, &without_states(spanned), true)?;
         let gradient = self.receive(to, spanned)?;
-        let before = self.compute(Work::Compose, || {
-            Ok(compose(&transition, &gradient, gradient_of_initial_state(&local)?, Way::Backward))
-        })?;
+        let before = self.compose(&transition, &gradient, gradient_of_initial_state(&local)?, Way::Backward)?;
         self.send(from, &before)?;
         self.run_backward(&with_final_gradient(&with_initial_state(spanned, &state), &gradient))
     }
 
     fn run(&self, inputs: &Inputs) -> Result<Results> {
-        self.compute(Work::Run, || self.kernel.forward(inputs))
+        self.call(Work::Run, inputs, false)
     }
 
     fn run_backward(&self, inputs: &Inputs) -> Result<Results> {
-        self.compute(Work::Run, || self.kernel.backward(inputs))
+        self.call(Work::Run, inputs, true)
     }
 
-    fn compute<T>(&self, work: Work, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn call(&self, work: Work, inputs: &Inputs, backward: bool) -> Result<Results> {
+        let body = || if backward { self.kernel.backward(inputs) } else { self.kernel.forward(inputs) };
+        self.compute(work, body, |clock| clock.run_ms(inputs, backward))
+    }
+
+    fn compose(&self, transition: &Tensor, state: &Tensor, local: &Tensor, way: Way) -> Result<Tensor> {
+        let [value_heads, key_dim, value_dim] = [1, 2, 3].map(|axis| state.dims[axis]);
+        let shape = Shape::new(0, value_heads, key_dim, value_dim);
+        self.compute(Work::Compose, || Ok(compose(transition, state, local, way)), |clock| clock.compose_ms(&shape))
+    }
+
+    fn compute<T>(
+        &self,
+        work: Work,
+        body: impl FnOnce() -> Result<T>,
+        ms: impl FnOnce(&dyn Clock) -> Result<f64>,
+    ) -> Result<T> {
         let _turn = self.exchange.turn();
-        self.say(&format!("computes ({})", format!("{work:?}").to_lowercase()));
+        self.say(&format!("computes ({work})"));
         let begin = Instant::now();
         let value = body()?;
-        self.note(Step::Compute { work, ms: milliseconds(begin) });
+        let wall_ms = milliseconds(begin);
+        self.note(Step::Compute { work, ms: self.clock.map_or(Ok(wall_ms), ms)? });
         Ok(value)
     }
 
@@ -173,8 +210,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The calls that a part falls into, by what they wait for.
-struct Parts {
+/// What a part falls into, by what they wait for.
+struct Calls {
     /// The first piece, where it began at another rank and ends here.
     entering: Option<Inputs>,
     /// Sequences that are here as a whole.
@@ -185,14 +222,14 @@ struct Parts {
     spanned: Option<Inputs>,
 }
 
-impl Parts {
-    fn of(shard: &Shard, inputs: &Inputs) -> Self {
-        if shard.is_spanned() {
+impl Calls {
+    fn of(part: &Part, inputs: &Inputs) -> Self {
+        if part.is_spanned() {
             return Self { entering: None, free: None, leaving: None, spanned: Some(inputs.clone()) };
         }
-        let pieces = local_pieces(&shard.pieces);
-        let first = usize::from(shard.from.is_some());
-        let last = pieces.len() - usize::from(shard.to.is_some());
+        let pieces = local_pieces(&part.pieces);
+        let first = usize::from(part.from.is_some());
+        let last = pieces.len() - usize::from(part.to.is_some());
         let call = |pieces: &[Piece]| (!pieces.is_empty()).then(|| select(inputs, pieces));
         Self {
             entering: call(&pieces[..first]),
@@ -226,12 +263,12 @@ fn join_calls(free: Option<Inputs>, leaving: Option<Inputs>, inputs: &Inputs, pi
     }
 }
 
-fn joined(parts: &[Option<Results>]) -> Result<Option<Results>> {
-    join(&parts.iter().flatten().collect::<Vec<_>>()).map(Some)
+fn joined(calls: &[Option<Results>]) -> Result<Option<Results>> {
+    join(&calls.iter().flatten().collect::<Vec<_>>()).map(Some)
 }
 
-fn both_sides(shard: &Shard) -> Result<(usize, usize)> {
-    shard.from.zip(shard.to).ok_or_else(|| Error::input("a part with a neighbour on both sides was expected"))
+fn both_sides(part: &Part) -> Result<(usize, usize)> {
+    part.from.zip(part.to).ok_or_else(|| Error::input("a part with a neighbour on both sides was expected"))
 }
 
 fn gradient_of_initial_state(results: &Results) -> Result<&Tensor> {

@@ -1,6 +1,7 @@
 //! What a rank did, step by step, and how long ranks would take side by side.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What a rank computes in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,8 +17,19 @@ pub enum Work {
     Compose,
 }
 
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Run => "its run",
+            Self::Local => "a state that another rank waits for",
+            Self::Transition => "the transition",
+            Self::Compose => "a product with the transition",
+        })
+    }
+}
+
 /// One step of a rank with its time in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Step {
     /// It computed.
     Compute {

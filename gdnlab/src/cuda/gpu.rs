@@ -63,6 +63,14 @@ impl Gpu {
         Ok(SHARED.get_or_init(|| gpu))
     }
 
+    /// How many GPUs there are for `GDNLAB_GPU` to choose from. Starts none.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where there is no driver, or it shows no GPU.
+    pub fn visible() -> Result<usize> {
+        count()
+    }
+
     /// The GPU of this process if it was used already; starts nothing.
     pub fn in_use() -> Option<&'static Self> {
         if raw::in_use(ordinal().ok()?) { Self::shared().ok() } else { None }

@@ -56,6 +56,17 @@ pub(super) const CUDNN: Wanted = Wanted {
     oldest: 9,
 };
 
+/// NVIDIA's library of messages between GPUs.
+pub(super) const NCCL: Wanted = Wanted {
+    missing: "messages between GPUs need NCCL, which was not found",
+    remedy: "`pip install nvidia-nccl-cu13` (200 MB; nvidia-nccl-cu12 for CUDA 12), or set GDNLAB_NCCL to the library or its \
+             folder",
+    variable: "GDNLAB_NCCL",
+    files: &["libnccl.so.2", "libnccl.so"],
+    in_packages: &["nvidia/nccl/lib"],
+    oldest: 2,
+};
+
 impl Wanted {
     /// The first of: what the variable names (file or folder), `LD_LIBRARY_PATH`, the loader's cache, a CUDA toolkit
     /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`), this checkout's `.tools/nvrtc`, and the packages of the Python
@@ -258,6 +269,8 @@ mod tests {
         assert_eq!(CUDNN.in_python(packages.path()), None);
         let nine = touch(packages.path(), "nvidia/cudnn/lib/libcudnn.so.9");
         assert_eq!(CUDNN.in_python(packages.path()), Some(nine));
+        let two = touch(packages.path(), "nvidia/nccl/lib/libnccl.so.2");
+        assert_eq!(NCCL.in_python(packages.path()), Some(two));
         let old = touch(packages.path(), "libcublasLt.so.11.5.1");
         std::os::unix::fs::symlink(old, packages.path().join("libcublasLt.so")).unwrap();
         assert_eq!(CUBLASLT.in_folder(packages.path()), None);

@@ -41,6 +41,7 @@
 //! | `GDNLAB_NVRTC` | the library `libnvrtc.so.13` or its folder; see [`Compiler::find`] for where it is looked for otherwise |
 //! | `GDNLAB_CUBLAS` | the library `libcublasLt.so.13` or its folder; looked for in the same places otherwise |
 //! | `GDNLAB_CUDNN` | the library `libcudnn.so.9` or its folder, with which attention is compared; the same places otherwise |
+//! | `GDNLAB_NCCL` | the library `libnccl.so.2` or its folder, with which GPUs exchange states; the same places otherwise |
 //! | `GDNLAB_CACHE` | folder of the compiled kernels; `~/.cache/gdnlab/kernels` without it. At most 256 MiB |
 //! | `GDNLAB_KERNELS` | folder whose `.cu` and `.cuh` files are used instead of the embedded ones |
 
@@ -62,6 +63,7 @@ mod launch;
 pub mod layers;
 mod locate;
 mod module;
+pub mod nccl;
 mod nvrtc;
 mod profile;
 mod raw;

@@ -147,6 +147,14 @@ impl Event {
         self.0.record(&stream.0).map_err(|error| failed("recording an event", error))
     }
 
+    /// Whether the point is reached; does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where work before it failed.
+    pub fn is_reached(&self) -> Result<bool> {
+        self.0.try_is_complete().map_err(|error| failed("asking for an event", error))
+    }
+
     /// Time from this point to `end` in milliseconds, once both are reached.
     ///
     /// # Errors

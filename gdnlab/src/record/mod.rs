@@ -5,6 +5,7 @@
 
 mod backends;
 mod bias;
+mod cp;
 mod determinism;
 mod environment;
 mod jsonl;
@@ -13,6 +14,7 @@ mod tokens;
 
 pub use backends::Backends;
 pub use bias::Bias;
+pub use cp::{Cp, CpExactness, CpFound, CpScaling};
 pub use determinism::Determinism;
 pub use environment::{Environment, Machine};
 pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write, write_lines};
@@ -94,6 +96,8 @@ pub enum Measurement {
     Determinism(Determinism),
     /// Direction of the errors of one tensor.
     Bias(Bias),
+    /// A call that is cut over ranks: how exact, or how fast.
+    Cp(Cp),
     /// Time of an operator.
     Bench(Timing),
     /// Time of an attention backend.

@@ -6,6 +6,7 @@
 mod attention;
 mod backends;
 mod bias;
+mod cp;
 mod determinism;
 mod kernels;
 mod ladder;
@@ -28,6 +29,7 @@ pub(crate) use attention::OURS;
 pub use attention::{attention, attention_by};
 pub use backends::{backends, published_backends, rel_rms_of_cosine};
 pub use bias::{bias_counts, bias_tests, recorded_biases, repeated_biases};
+pub use cp::{cp_exactness, cp_scaling};
 pub use determinism::determinism;
 pub(crate) use kernels::Part;
 pub use kernels::step_kernels;

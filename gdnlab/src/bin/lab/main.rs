@@ -9,6 +9,7 @@ mod capture;
 mod cells;
 mod checkout;
 mod compute;
+mod cp;
 mod determinism;
 mod jupyter;
 mod kernel_process;
@@ -53,6 +54,7 @@ enum Command {
     Determinism(determinism::Args),
     Bias(bias::Args),
     Capture(capture::Args),
+    Cp(cp::Args),
     Bench(bench::Args),
     Merge(merge::Args),
     Train(train::Args),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Command::Determinism(args) => args.run(),
         Command::Bias(args) => args.run(),
         Command::Capture(args) => args.run(),
+        Command::Cp(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Merge(args) => args.run(),
         Command::Train(args) => args.run(),

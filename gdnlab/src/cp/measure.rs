@@ -1,0 +1,193 @@
+//! What ranks measure together: the link between them, the time of a call, and their results in one place.
+
+use super::cut::{Cut, Part};
+use super::exchange::Exchange;
+use super::rank::Rank;
+use super::slice::named_mut;
+use super::trace::{Link, Step, Timeline, timeline};
+use crate::bench::Samples;
+use crate::problem::{Grads, Inputs, Outputs, Results};
+use crate::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Bytes of the messages that a link's rate is measured with, and how many there are.
+const LINK_BYTES: usize = 8 << 20;
+const LINK_MESSAGES: usize = 21;
+/// Messages of one byte that its latency is measured with.
+const LATENCY_MESSAGES: usize = 101;
+
+/// Waits until every rank is here.
+///
+/// # Errors
+/// [`Error::Rank`] where one does not come.
+pub fn barrier(exchange: &dyn Exchange) -> Result<()> {
+    if exchange.rank() > 0 {
+        exchange.send(0, &[1])?;
+        return exchange.receive(0, 1).map(drop);
+    }
+    (1..exchange.ranks()).try_for_each(|rank| exchange.receive(rank, 1).map(drop))?;
+    (1..exchange.ranks()).try_for_each(|rank| exchange.send(rank, &[1]))
+}
+
+/// Measures the link between the first two ranks, by messages that go there and back; the others wait. None for one rank.
+///
+/// # Errors
+/// What the exchange reports.
+pub fn link(exchange: &dyn Exchange) -> Result<Option<Link>> {
+    if exchange.ranks() < 2 {
+        return Ok(None);
+    }
+    barrier(exchange)?;
+    let latency_ms = one_way_ms(exchange, 1, LATENCY_MESSAGES)?;
+    let ms = one_way_ms(exchange, LINK_BYTES, LINK_MESSAGES)?;
+    barrier(exchange)?;
+    let gb_s = LINK_BYTES as f64 / (ms - latency_ms).max(1e-9) / 1e6;
+    Ok(Some(Link { latency_ms, gb_s }))
+}
+
+/// Median time of a message in one direction, as ranks 0 and 1 see it.
+fn one_way_ms(exchange: &dyn Exchange, bytes: usize, count: usize) -> Result<f64> {
+    let message = vec![0x5a; bytes];
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let begin = Instant::now();
+        match exchange.rank() {
+            0 => {
+                exchange.send(1, &message)?;
+                exchange.receive(1, bytes)?;
+            }
+            1 => {
+                let received = exchange.receive(0, bytes)?;
+                exchange.send(0, &received)?;
+            }
+            _ => return Ok(0.0),
+        }
+        times.push(begin.elapsed().as_secs_f64() * 1e3 / 2.0);
+    }
+    Ok(Samples::new(times)?.median())
+}
+
+/// Times of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    /// What it did, in each repetition.
+    pub steps: Vec<Vec<Step>>,
+    /// From the moment when all ranks were ready to its own end, in milliseconds, in each repetition.
+    pub wall_ms: Vec<f64>,
+    /// The same with the messages alone and nothing computed.
+    pub messages_ms: Vec<f64>,
+}
+
+/// Runs the part of this rank up to the end of `counted`, forward, or with `backward` all of it, each time together with all
+/// other ranks. Runs before the begin of `counted` only warm up.
+///
+/// # Errors
+/// What the kernel and the exchange report.
+pub fn time(
+    exchange: &dyn Exchange,
+    rank: &Rank<'_>,
+    part: &Part,
+    backward: bool,
+    counted: Range<usize>,
+) -> Result<RankTimes> {
+    let mut times = RankTimes::default();
+    for repeat in 0..counted.end {
+        barrier(exchange)?;
+        let begin = Instant::now();
+        if backward {
+            rank.backward(part)?
+        } else {
+            rank.forward(part)?
+        };
+        let wall_ms = begin.elapsed().as_secs_f64() * 1e3;
+        let steps = rank.take_steps();
+        barrier(exchange)?;
+        let begin = Instant::now();
+        messages_alone(exchange, &steps)?;
+        let messages_ms = begin.elapsed().as_secs_f64() * 1e3;
+        if counted.contains(&repeat) {
+            times.wall_ms.push(wall_ms);
+            times.messages_ms.push(messages_ms);
+            times.steps.push(steps);
+        }
+    }
+    Ok(times)
+}
+
+/// Sends and takes messages of the same sizes in the same order, with nothing computed between.
+fn messages_alone(exchange: &dyn Exchange, steps: &[Step]) -> Result<()> {
+    steps.iter().try_for_each(|step| match *step {
+        Step::Compute { .. } => Ok(()),
+        Step::Send { to, bytes, .. } => exchange.send(to, &vec![0; bytes]),
+        Step::Receive { from, bytes, .. } => exchange.receive(from, bytes).map(drop),
+    })
+}
+
+/// The values that each rank has, at rank 0 in their order; none elsewhere.
+///
+/// # Errors
+/// What the exchange reports.
+pub fn collect<T: Serialize + DeserializeOwned>(exchange: &dyn Exchange, own: T) -> Result<Option<Vec<T>>> {
+    let unreadable =
+        |error: serde_json::Error| Error::input(format!("what a rank reports cannot be passed on: {error}"));
+    if exchange.rank() > 0 {
+        let text = serde_json::to_vec(&own).map_err(unreadable)?;
+        exchange.send(0, &(text.len() as u64).to_le_bytes())?;
+        exchange.send(0, &text)?;
+        return Ok(None);
+    }
+    let mut all = vec![own];
+    for rank in 1..exchange.ranks() {
+        let length = exchange.receive(rank, size_of::<u64>())?;
+        let length = u64::from_le_bytes(length.try_into().unwrap_or_default()) as usize;
+        all.push(serde_json::from_slice(&exchange.receive(rank, length)?).map_err(unreadable)?);
+    }
+    Ok(Some(all))
+}
+
+/// The results of each rank, at rank 0 in their order, where `cut` cuts `inputs`; none elsewhere.
+///
+/// # Errors
+/// What the exchange reports.
+pub fn collect_results(
+    exchange: &dyn Exchange,
+    own: Option<Results>,
+    inputs: &Inputs,
+    cut: &Cut,
+) -> Result<Option<Vec<Option<Results>>>> {
+    let backward = own.as_ref().map(|own| own.grads.is_some());
+    let bytes = |data: &[f64]| data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    if exchange.rank() > 0 {
+        exchange.send(0, &[u8::from(backward == Some(true))])?;
+        own.iter().flat_map(Results::named).try_for_each(|(_, tensor)| exchange.send(0, &bytes(&tensor.data)))?;
+        return Ok(None);
+    }
+    let mut all = vec![own];
+    for rank in 1..exchange.ranks() {
+        let with_grads = exchange.receive(rank, 1)? == [1];
+        let part = Part::of(inputs, cut, rank)?;
+        let Some(part) = &part.inputs else {
+            all.push(None);
+            continue;
+        };
+        let mut results =
+            Results { outputs: Outputs::filled(part, 0.0), grads: with_grads.then(|| Grads::filled(part, 0.0)) };
+        for (_, tensor) in named_mut(&mut results) {
+            let received = exchange.receive(rank, tensor.data.len() * size_of::<f64>())?;
+            tensor.data.iter_mut().zip(received.as_chunks().0).for_each(|(x, bytes)| *x = f64::from_le_bytes(*bytes));
+        }
+        all.push(Some(results));
+    }
+    Ok(Some(all))
+}
+
+/// What the link's rate alone allows for the messages of `steps`, one waiting for the other as they do.
+pub fn floor(steps: &[Vec<Step>], link: &Link) -> Timeline {
+    let is_message = |step: &&Step| !matches!(step, Step::Compute { .. });
+    let messages: Vec<Vec<Step>> =
+        steps.iter().map(|steps| steps.iter().filter(is_message).copied().collect()).collect();
+    timeline(&messages, &Link { latency_ms: 0.0, ..*link })
+}

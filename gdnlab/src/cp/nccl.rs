@@ -1,0 +1,114 @@
+//! Ranks that are processes with a GPU each, joined by NCCL.
+
+use super::World;
+use super::exchange::{Exchange, silent};
+use super::tcp::Tcp;
+use crate::Result;
+use crate::cuda::Gpu;
+use crate::cuda::nccl::{self, Communicator, UniqueId};
+use std::time::Duration;
+
+/// A rank whose messages go from GPU to GPU.
+pub struct Nccl {
+    /// Through which ranks have met, and notice that one has ended.
+    ranks: Tcp,
+    communicator: Communicator,
+    timeout: Duration,
+}
+
+impl Nccl {
+    /// Meets all ranks of `world`, each with a GPU of its own: that of its process. Here and later, a rank that says nothing
+    /// for `timeout` is given up.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gpu`] where there is no GPU or no NCCL, [`crate::Error::Rank`] where a rank does not come.
+    pub fn join(world: &World, timeout: Duration) -> Result<Self> {
+        let gpu = Gpu::shared()?;
+        let library = nccl::Nccl::open()?;
+        let (ranks, announced) = Tcp::hearing(world, timeout, || Ok(library.unique_id()?.to_bytes()))?;
+        let id = UniqueId::from_bytes(&announced)?;
+        let communicator = library.join(gpu, id, world.rank, world.ranks)?;
+        Ok(Self { ranks, communicator, timeout })
+    }
+
+    /// Version of the library, such as `2.27.5`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gpu`] where the library does not say.
+    pub fn version(&self) -> Result<String> {
+        self.communicator.version()
+    }
+
+    fn wait(&self, peer: usize) -> Result<()> {
+        self.communicator.wait(|elapsed| {
+            self.ranks.expect_alive(peer)?;
+            if elapsed > self.timeout { Err(silent(peer, self.timeout)) } else { Ok(()) }
+        })
+    }
+}
+
+impl Exchange for Nccl {
+    fn transport(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks.ranks()
+    }
+
+    fn send(&self, to: usize, bytes: &[u8]) -> Result<()> {
+        let buffer = self.communicator.gpu().upload(bytes)?;
+        self.communicator.send(&buffer, to)?;
+        self.wait(to)
+    }
+
+    fn receive(&self, from: usize, length: usize) -> Result<Vec<u8>> {
+        let gpu = self.communicator.gpu();
+        let mut buffer = gpu.alloc::<u8>(length)?;
+        self.communicator.receive(&mut buffer, from)?;
+        self.wait(from)?;
+        gpu.download(&buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn one_rank_joins_and_sends_to_itself() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let meeting = ("127.0.0.1".to_owned(), port);
+        let world = World { rank: 0, ranks: 1, local_rank: 0, meeting, launcher: "a test" };
+        let nccl = Nccl::join(&world, Duration::from_secs(60)).unwrap();
+        println!("NCCL {} on {}", nccl.version().unwrap(), nccl.communicator.gpu().name);
+        assert_eq!((nccl.rank(), nccl.ranks(), nccl.transport()), (0, 1, "nccl"));
+        let gpu = nccl.communicator.gpu();
+        for length in [1usize, 4096, 12 * 128 * 128 * 4, 3_000_001] {
+            let sent: Vec<u8> = (0..length).map(|at| (at * 7 % 251) as u8).collect();
+            let from = gpu.upload(&sent).unwrap();
+            let mut to = gpu.alloc::<u8>(length).unwrap();
+            gpu.fill_bytes(&mut to, 0xff).unwrap();
+            nccl.communicator
+                .group(|| {
+                    nccl.communicator.send(&from, 0)?;
+                    nccl.communicator.receive(&mut to, 0)
+                })
+                .unwrap();
+            nccl.wait_for_tests().unwrap();
+            assert_eq!(gpu.download(&to).unwrap(), sent, "{length} bytes");
+        }
+    }
+
+    impl Nccl {
+        /// There is no peer that could end.
+        fn wait_for_tests(&self) -> Result<()> {
+            self.communicator.wait(|elapsed| if elapsed > self.timeout { Err(silent(0, self.timeout)) } else { Ok(()) })
+        }
+    }
+}
