@@ -8,6 +8,7 @@
 // never holds tokens of two sequences, and what lies beyond its last token is padding: k = q = v = do = beta = g = 0.
 #pragma once
 #include "tile.cuh"
+#include "exponential.cuh"
 
 #ifndef CHANNELS
 #define CHANNELS 0
@@ -130,7 +131,7 @@ __device__ __forceinline__ float exponential(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
     return y;
 #else
-    return expf(x);
+    return exponential_f32(x);
 #endif
 }
 

@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
             float most[WRITE + 1] = {};
 #pragma unroll 1
             for (int i = lane; i < CHUNK; i += 32) {
-                const float decay = expf(gates.log_decay[0][i] + gates.log_decay[1][i]);
+                const float decay = exponential_f32(gates.log_decay[0][i] + gates.log_decay[1][i]);
                 const float values[MOST] = {gates.beta[i],
                                             gates.beta[i] * decay * s.key[i],
                                             decay,

@@ -74,14 +74,14 @@ template <int Threads> __device__ __forceinline__ void make_block_decays(BlockDe
 #pragma unroll
         for (int block = 0; block < TILES; ++block) {
             sums[block] = decays.own[block][channel];
-            decays.own[block][channel] = expf(sums[block]);
-            decays.before[block][channel] = expf(before);
+            decays.own[block][channel] = exponential_f32(sums[block]);
+            decays.before[block][channel] = exponential_f32(before);
             before += sums[block];
         }
-        whole[channel] = expf(before);
+        whole[channel] = exponential_f32(before);
 #pragma unroll
         for (int block = TILES - 1; block >= 0; --block) {
-            decays.after[block][channel] = expf(after);
+            decays.after[block][channel] = exponential_f32(after);
             after += sums[block];
         }
     }
