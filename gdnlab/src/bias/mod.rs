@@ -20,12 +20,12 @@
 //! of a kernel bounds the probability of even one false alarm, whatever the dependence; that of Benjamini and Hochberg bounds
 //! their share, which is not what is asked, and wants positive dependence.
 
-mod constant;
+mod exponential;
 mod group;
 mod signed;
 mod statistics;
 
-pub use constant::RoundedLog2;
+pub use exponential::LargeDecays;
 use group::CHUNK;
 pub use group::Group;
 pub use statistics::{MeanTest, holm, sign_test, t_test};

@@ -35,15 +35,15 @@ impl<T: Real> Decay<T> {
         let last = cumsum.row(n - 1).to_vec();
         let mut from_start = cumsum.clone();
         let mut to_end = cumsum.clone();
-        from_start.data.iter_mut().for_each(|x| *x = x.exp());
+        from_start.data.iter_mut().for_each(|x| *x = engine.exp(*x));
         to_end.data.chunks_exact_mut(dim).for_each(|row| {
-            row.iter_mut().zip(&last).for_each(|(x, last)| *x = (*last - *x).exp());
+            row.iter_mut().zip(&last).for_each(|(x, last)| *x = engine.exp(*last - *x));
         });
         let scalar = (dim == 1).then(|| {
             let mut e = Matrix::zeros(n, n);
             for i in 0..n {
                 let end = cumsum.data[i];
-                e.row_mut(i).iter_mut().zip(&cumsum.data[..=i]).for_each(|(x, start)| *x = (end - *start).exp());
+                e.row_mut(i).iter_mut().zip(&cumsum.data[..=i]).for_each(|(x, start)| *x = engine.exp(end - *start));
             }
             e
         });
@@ -131,13 +131,13 @@ impl<T: Real> Decay<T> {
         for start in (0..n).step_by(BLOCK) {
             let end = n.min(start + BLOCK);
             if start > 0 {
-                let (left, right) = (self.since(a, start..end, start), self.until(b, 0..start, start));
+                let (left, right) = (self.since(engine, a, start..end, start), self.until(engine, b, 0..start, start));
                 m.set_block(start, 0, &engine.product(product, left.view(), right.t()));
             }
             for i in start..end {
                 for j in start..i + usize::from(!strict) {
                     let mut sum = T::default();
-                    self.within(i, j, |d, e| sum += a.row(i)[d] * b.row(j)[d] * e);
+                    self.within(engine, i, j, |d, e| sum += a.row(i)[d] * b.row(j)[d] * e);
                     m.data[i * n + j] = sum;
                 }
             }
@@ -156,16 +156,16 @@ impl<T: Real> Decay<T> {
         for start in (0..n).step_by(BLOCK) {
             let end = n.min(start + BLOCK);
             if start > 0 {
-                let right = self.until(b, 0..start, start);
+                let right = self.until(engine, b, 0..start, start);
                 let part = engine.product(Product::Adjoint, m.block(start..end, 0..start), right.view());
-                let part = self.scale_since(part, start);
+                let part = self.scale_since(engine, part, start);
                 (0..part.rows).for_each(|r| add(x.row_mut(start + r), part.row(r)));
             }
             for i in start..end {
                 for j in start..=i {
                     let factor = m.data[i * n + j];
                     let row = &mut x.data[i * b.cols..(i + 1) * b.cols];
-                    self.within(i, j, |d, e| row[d] += factor * b.row(j)[d] * e);
+                    self.within(engine, i, j, |d, e| row[d] += factor * b.row(j)[d] * e);
                 }
             }
         }
@@ -182,16 +182,16 @@ impl<T: Real> Decay<T> {
         for start in (0..n).step_by(BLOCK) {
             let end = n.min(start + BLOCK);
             if start > 0 {
-                let left = self.since(a, start..end, start);
+                let left = self.since(engine, a, start..end, start);
                 let part = engine.product(Product::Adjoint, m.block(start..end, 0..start).t(), left.view());
-                let part = self.scale_until(part, start);
+                let part = self.scale_until(engine, part, start);
                 (0..part.rows).for_each(|r| add(x.row_mut(r), part.row(r)));
             }
             for i in start..end {
                 for j in start..=i {
                     let factor = m.data[i * n + j];
                     let row = &mut x.data[j * a.cols..(j + 1) * a.cols];
-                    self.within(i, j, |d, e| row[d] += factor * a.row(i)[d] * e);
+                    self.within(engine, i, j, |d, e| row[d] += factor * a.row(i)[d] * e);
                 }
             }
         }
@@ -203,35 +203,35 @@ impl<T: Real> Decay<T> {
     }
 
     /// Calls `body` with each channel `d` and `E_ijd`, for channel-wise decays.
-    fn within(&self, i: usize, j: usize, mut body: impl FnMut(usize, T)) {
+    fn within(&self, engine: &Engine<'_>, i: usize, j: usize, mut body: impl FnMut(usize, T)) {
         let (end, start) = (self.cumsum.row(i), self.cumsum.row(j));
-        end.iter().zip(start).enumerate().for_each(|(d, (end, start))| body(d, (*end - *start).exp()));
+        end.iter().zip(start).enumerate().for_each(|(d, (end, start))| body(d, engine.exp(*end - *start)));
     }
 
     /// Rows `range` of `x`, times `e^{G_i - G_r}`.
-    fn since(&self, x: &Matrix<T>, range: std::ops::Range<usize>, r: usize) -> Matrix<T> {
-        self.scale_since(rows(x, range), r)
+    fn since(&self, engine: &Engine<'_>, x: &Matrix<T>, range: std::ops::Range<usize>, r: usize) -> Matrix<T> {
+        self.scale_since(engine, rows(x, range), r)
     }
 
     /// Rows `range` of `x`, times `e^{G_r - G_j}`.
-    fn until(&self, x: &Matrix<T>, range: std::ops::Range<usize>, r: usize) -> Matrix<T> {
-        self.scale_until(rows(x, range), r)
+    fn until(&self, engine: &Engine<'_>, x: &Matrix<T>, range: std::ops::Range<usize>, r: usize) -> Matrix<T> {
+        self.scale_until(engine, rows(x, range), r)
     }
 
     /// Row `i` of `x` belongs to token `r + i` and is multiplied by `e^{G_{r+i} - G_r}`.
-    fn scale_since(&self, mut x: Matrix<T>, r: usize) -> Matrix<T> {
+    fn scale_since(&self, engine: &Engine<'_>, mut x: Matrix<T>, r: usize) -> Matrix<T> {
         for i in 0..x.rows {
             let (end, start) = (self.cumsum.row(r + i), self.cumsum.row(r));
-            scale_exp(x.row_mut(i), end, start);
+            scale_exp(engine, x.row_mut(i), end, start);
         }
         x
     }
 
     /// Row `j` of `x` belongs to token `j < r` and is multiplied by `e^{G_r - G_j}`.
-    fn scale_until(&self, mut x: Matrix<T>, r: usize) -> Matrix<T> {
+    fn scale_until(&self, engine: &Engine<'_>, mut x: Matrix<T>, r: usize) -> Matrix<T> {
         for j in 0..x.rows {
             let (end, start) = (self.cumsum.row(r), self.cumsum.row(j));
-            scale_exp(x.row_mut(j), end, start);
+            scale_exp(engine, x.row_mut(j), end, start);
         }
         x
     }
@@ -242,8 +242,8 @@ fn rows<T: Real>(x: &Matrix<T>, range: std::ops::Range<usize>) -> Matrix<T> {
     Matrix { rows: range.len(), cols: x.cols, data }
 }
 
-fn scale_exp<T: Real>(row: &mut [T], end: &[T], start: &[T]) {
-    row.iter_mut().zip(end.iter().zip(start)).for_each(|(x, (end, start))| *x = *x * (*end - *start).exp());
+fn scale_exp<T: Real>(engine: &Engine<'_>, row: &mut [T], end: &[T], start: &[T]) {
+    row.iter_mut().zip(end.iter().zip(start)).for_each(|(x, (end, start))| *x = *x * engine.exp(*end - *start));
 }
 
 fn add<T: Real>(row: &mut [T], other: &[T]) {

@@ -10,6 +10,8 @@ const SOLVE_BLOCK: usize = 16;
 /// Runs products and keeps intermediates as a policy says.
 pub(super) struct Engine<'a> {
     pub policy: &'a Policy,
+    /// What every decay `e^x` with `x != 0` is multiplied by; 1 but in a kernel that shows what another number does.
+    pub decay_factor: f64,
 }
 
 impl Engine<'_> {
@@ -21,6 +23,11 @@ impl Engine<'_> {
 
     pub fn keep_slice<T: Real>(&self, intermediate: Intermediate, values: &mut [T]) {
         T::round_slice(self.policy.format(intermediate), values);
+    }
+
+    /// `e^x` of a decay.
+    pub fn exp<T: Real>(&self, x: T) -> T {
+        if x == T::default() { T::ONE } else { x.exp() * T::from_f64(self.decay_factor) }
     }
 
     /// `a b`.

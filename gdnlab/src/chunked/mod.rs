@@ -45,6 +45,7 @@ pub struct Chunked {
     policy: Policy,
     chunk: usize,
     mode: &'static str,
+    decay_factor: f64,
 }
 
 impl Chunked {
@@ -57,14 +58,14 @@ impl Chunked {
             return Err(Error::input(format!("chunk size {chunk}: expected one of 16, 32, 64, 128")));
         }
         let mode = mode_of(&policy);
-        Ok(Self { name: name.to_owned(), policy, chunk, mode })
+        Ok(Self { name: name.to_owned(), policy, chunk, mode, decay_factor: 1.0 })
     }
 
     /// One kernel for each of [`Policy::presets`], with chunks of 64: `cpu-chunk-` and the preset's name.
     pub fn presets() -> Vec<Self> {
         Policy::presets()
             .into_iter()
-            .map(|(mode, policy)| Self { name: format!("cpu-chunk-{mode}"), policy, chunk: 64, mode })
+            .map(|(mode, policy)| Self { name: format!("cpu-chunk-{mode}"), policy, chunk: 64, mode, decay_factor: 1.0 })
             .collect()
     }
 
@@ -87,7 +88,15 @@ impl Chunked {
                 )));
             }
         };
-        Ok(Self { name: format!("emulated {name}"), policy: Policy::of_gpu(inputs, operands), chunk: 64, mode })
+        let policy = Policy::of_gpu(inputs, operands);
+        Ok(Self { name: format!("emulated {name}"), policy, chunk: 64, mode, decay_factor: 1.0 })
+    }
+
+    /// The same with every decay `e^x` but `e^0` times `factor`, to see what an exponential function with an error in one
+    /// direction does.
+    #[must_use]
+    pub fn with_decays_times(self, factor: f64) -> Self {
+        Self { decay_factor: factor, ..self }
     }
 
     /// The policy that this kernel follows.
@@ -109,7 +118,7 @@ impl Chunked {
     }
 
     fn run_head<T: Real>(&self, head: &Head<'_>, mut out: HeadOutputs<'_>, grads: Option<HeadGrads<'_, '_>>) {
-        let engine = Engine { policy: &self.policy };
+        let engine = Engine { policy: &self.policy, decay_factor: self.decay_factor };
         let (k, v) = (head.key_dim(), head.value_dim());
         let mut state = state_from::<T>(head.initial_state(), k, v);
         let mut kept = Vec::new();

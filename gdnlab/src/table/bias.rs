@@ -112,7 +112,7 @@ pub fn repeated_biases(first: &[Biases], second: &[Biases]) -> Result<DataFrame>
     )?)
 }
 
-/// The biases among `records`, a row for each kernel, tensor and direction: the columns kernel, mode, tensor, direction, units,
+/// The biases among `records`, a row for each kernel, tensor and direction, the last where several are of the same call: the columns kernel, mode, tensor, direction, units,
 /// bias_u, low_u, high_u, t_holm, sign_holm, tests, t_biased, sign_biased, largest_u and largest_at.
 ///
 /// # Errors
@@ -125,6 +125,11 @@ pub fn recorded_biases(records: &[Record]) -> Result<DataFrame> {
             _ => None,
         })
         .collect();
+    let key = |(record, bias): &(&Record, &record::Bias)| {
+        (record.workload.clone(), bias.tensor.clone(), bias.direction.clone())
+    };
+    let is_last = |at: &usize| rows[at + 1..].iter().all(|later| key(later) != key(&rows[*at]));
+    let rows: Vec<(&Record, &record::Bias)> = (0..rows.len()).filter(is_last).map(|at| rows[at]).collect();
     if rows.is_empty() {
         return Err(Error::input("no record of a bias: expected those of `cargo lab bias`"));
     }
@@ -204,11 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn recorded_biases_have_a_row_each() {
-        let bias = record::Bias { tensor: "o".to_owned(), bias_u: -1.5, tests: 27, ..record::Bias::default() };
-        let record = Record::new(&Environment::default(), &Workload::default(), Measurement::Bias(bias));
-        let table = recorded_biases(&[record]).unwrap();
-        assert_eq!(table.column("bias_u").unwrap().f64().unwrap().get(0), Some(-1.5));
+    fn recorded_biases_have_a_row_each_and_the_last_counts() {
+        let record = |tensor: &str, bias_u: f64| {
+            let bias = record::Bias { tensor: tensor.to_owned(), bias_u, tests: 27, ..record::Bias::default() };
+            Record::new(&Environment::default(), &Workload::default(), Measurement::Bias(bias))
+        };
+        let table = recorded_biases(&[record("o", 3.0), record("dq", 2.0), record("o", -1.5)]).unwrap();
+        let biases = table.column("bias_u").unwrap().f64().unwrap();
+        assert_eq!(biases.iter().collect::<Vec<_>>(), [Some(2.0), Some(-1.5)]);
         assert!(recorded_biases(&[]).is_err());
     }
 }

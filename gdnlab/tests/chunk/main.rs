@@ -11,6 +11,7 @@ mod accuracy;
 mod case;
 mod compile;
 mod exact;
+mod exponential;
 mod extremes;
 mod gates;
 mod tolerance;
