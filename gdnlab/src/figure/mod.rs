@@ -30,6 +30,9 @@ mod policies;
 mod roofline;
 mod rounding;
 mod same_bits;
+mod speed;
+mod speed_accuracy;
+mod speed_ups;
 mod step_parts;
 
 pub use apart::trainings_apart;
@@ -53,6 +56,9 @@ pub use policies::bytes_and_errors;
 pub use roofline::roofline;
 pub use rounding::rounding_by_step;
 pub use same_bits::same_bits;
+pub use speed::time_against_floor;
+pub use speed_accuracy::speed_and_accuracy;
+pub use speed_ups::speed_up_bars;
 pub use step_parts::step_parts;
 
 use crate::file::write_atomic;
@@ -176,5 +182,7 @@ static FONTS: LazyLock<Arc<usvg::fontdb::Database>> = LazyLock::new(|| {
 
 #[cfg(test)]
 mod rounding_tests;
+#[cfg(test)]
+mod speed_tests;
 #[cfg(test)]
 mod tests;

@@ -47,8 +47,9 @@ pub use rounding::{
     diagnosis, policies, policies_per_tensor, proposals, proposals_in_words, published_rounding, rounding,
     rounding_per_tensor, with_times,
 };
-pub use speed::{gdn_losses, gdn_speedups, gdn_times};
-pub use speed_accuracy::gdn_accuracy;
+pub(crate) use speed::{TimeRow, time_rows};
+pub use speed::{gdn_losses, gdn_rows, gdn_speedups, gdn_times};
+pub use speed_accuracy::{gdn_accuracy, gdn_accuracy_rows};
 pub use speed_goals::gdn_goals;
 pub use timings::timings;
 pub use tokens::{decoded_texts, padded_prompts, positions, reported_flips, token_flips, token_tolerance};

@@ -207,7 +207,8 @@ impl TimeRow {
         LIBRARIES.iter().any(|(_, name)| *name == self.implementation)
     }
 
-    fn is_same_case(&self, other: &Self) -> bool {
+    /// Whether both are times of one case on one machine.
+    pub fn is_same_case(&self, other: &Self) -> bool {
         (&self.machine, &self.pass, &self.heads, &self.sequences, &self.model)
             == (&other.machine, &other.pass, &other.heads, &other.sequences, &other.model)
     }
@@ -265,6 +266,44 @@ impl<'a> Beside<'a> {
 pub(crate) fn beside_peers(rows: &[TimeRow]) -> Vec<Beside<'_>> {
     let peers = |ours: &TimeRow| rows.iter().filter(|row| row.is_peer() && row.is_same_case(ours)).collect();
     rows.iter().filter(|row| row.is_ours()).map(|ours| Beside { ours, peers: peers(ours) }).collect()
+}
+
+/// A table of [`gdn_times`] with one row for each case, and the implementations side by side: machine, pass, model, sequences,
+/// floor_ms (of bf16), FlashQLA, FlashInfer, fla and gdnlab in ms, over_floor and best_over_ours; what nobody measured is
+/// empty.
+///
+/// # Errors
+/// [`Error::Table`] where a column is missing.
+pub fn gdn_rows(times: &DataFrame) -> Result<DataFrame> {
+    let rows = time_rows(times)?;
+    let mut cases: Vec<&TimeRow> = Vec::new();
+    for row in &rows {
+        if !cases.iter().any(|case| case.is_same_case(row)) {
+            cases.push(row);
+        }
+    }
+    let of = |case: &TimeRow, name: &str| {
+        rows.iter().find(|row| row.implementation == name && row.is_same_case(case)).map(|row| row.ms)
+    };
+    let text = |name: &str, of: fn(&TimeRow) -> &str| {
+        Column::new(name.into(), cases.iter().map(|case| of(case)).collect::<Vec<_>>())
+    };
+    let number = |name: &str, of: &dyn Fn(&TimeRow) -> Option<f64>| {
+        Column::new(name.into(), cases.iter().map(|case| of(case)).collect::<Vec<_>>())
+    };
+    let best = |case: &TimeRow| LIBRARIES.iter().filter_map(|(_, name)| of(case, name)).reduce(f64::min);
+    let mut columns = vec![
+        text("machine", |case| &case.machine),
+        text("pass", |case| &case.pass),
+        text("model", |case| &case.model),
+        text("sequences", |case| &case.sequences),
+        number("floor_ms", &|case| case.floor_ms),
+    ];
+    let names = LIBRARIES.iter().map(|(_, name)| *name).chain([OURS]);
+    columns.extend(names.map(|name| number(name, &|case| of(case, name))));
+    columns.push(number("over_floor", &|case| Some(of(case, OURS)? / case.floor_ms?)));
+    columns.push(number("best_over_ours", &|case| Some(best(case)? / of(case, OURS)?)));
+    Ok(DataFrame::new(cases.len(), columns)?)
 }
 
 /// A table of [`gdn_times`] as speed-ups of our default kernel: a row for each pass and model, and before them `all` of a

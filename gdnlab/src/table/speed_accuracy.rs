@@ -1,8 +1,9 @@
 //! How accurate the GDN kernels are whose times [`gdn_times`](super::gdn_times) has.
 
+use super::attention::OURS;
 use super::day1_fla_on_h200;
 use super::roofline::machine_name;
-use super::rows::{numbers, texts};
+use super::rows::{distinct, numbers, texts};
 use super::speed::implementation;
 use crate::Result;
 use crate::record::{Backends, Errors, Measurement, Record, Workload};
@@ -51,6 +52,34 @@ pub fn gdn_accuracy(backends: &[Record], numerics: &[Record], published: impl As
         Column::new("rel_rms".into(), all.iter().map(|found| found.rel_rms).collect::<Vec<_>>()),
     ];
     Ok(DataFrame::new(all.len(), columns)?)
+}
+
+/// A table of [`gdn_accuracy`] with one row for each tensor on the same inputs, and a column for each implementation, ours
+/// first: machine, inputs, T, tensor, and the relative RMS errors.
+///
+/// # Errors
+/// [`crate::Error::Table`] where a column is missing.
+pub fn gdn_accuracy_rows(accuracy: &DataFrame) -> Result<DataFrame> {
+    let text = |name: &str| texts(accuracy, name);
+    let (machines, names, inputs, tensors) =
+        (text("machine")?, text("implementation")?, text("inputs")?, text("tensor")?);
+    let (tokens, errors) = (numbers(accuracy, "T")?, numbers(accuracy, "rel_rms")?);
+    let key = |row: usize| (&machines[row], &inputs[row], tokens[row].unwrap_or_default() as u32, &tensors[row]);
+    let keys = distinct((0..accuracy.height()).map(key));
+    let mut implementations = distinct(names.iter());
+    implementations.sort_by_key(|name| (!name.starts_with(OURS), name.len()));
+    let mut columns = vec![
+        Column::new("machine".into(), keys.iter().map(|key| key.0.as_str()).collect::<Vec<_>>()),
+        Column::new("inputs".into(), keys.iter().map(|key| key.1.as_str()).collect::<Vec<_>>()),
+        Column::new("T".into(), keys.iter().map(|key| key.2).collect::<Vec<_>>()),
+        Column::new("tensor".into(), keys.iter().map(|key| key.3.as_str()).collect::<Vec<_>>()),
+    ];
+    for name in implementations {
+        let of = |wanted: &_| (0..names.len()).find(|&row| names[row] == *name && key(row) == *wanted);
+        let column = keys.iter().map(|key| errors[of(key)?]).collect::<Vec<Option<f64>>>();
+        columns.push(Column::new(name.as_str().into(), column));
+    }
+    Ok(DataFrame::new(keys.len(), columns)?)
 }
 
 /// Both errors of a pair of GDN.
@@ -140,6 +169,9 @@ mod tests {
             assert_eq!(ours.len(), 1, "{} {} {:?}", inputs[row], tensors[row], tokens[row]);
             assert!(errors[*ours[0]] < errors[row], "{}: fla is nearer to the truth", tensors[row]);
         }
+        let rows = gdn_accuracy_rows(&table).unwrap();
+        assert_eq!(rows.get_column_names()[4], "gdnlab");
+        assert_eq!(rows.column("fla").unwrap().null_count(), rows.height() - (2 * 2 + 7));
         assert!(gdn_accuracy(&[], &[], Path::new(DATA).join("published")).unwrap().height() == 7);
     }
 }
