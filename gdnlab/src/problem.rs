@@ -401,6 +401,10 @@ impl Inputs {
 
     /// [`Inputs::rounded_to`] in place; tells whether a value changed.
     pub fn round_to(&mut self, format: Format) -> bool {
+        self.dtype = format;
+        if format == Format::F64 {
+            return false;
+        }
         let mut changed = false;
         for (name, tensor) in self.named_mut() {
             let format = rounding(name, format);
@@ -408,7 +412,6 @@ impl Inputs {
             changed = changed || tensor.data.par_chunks(PIECE).any(is_changed);
             tensor.round_to(format);
         }
-        self.dtype = format;
         changed
     }
 
