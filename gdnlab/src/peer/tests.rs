@@ -3,7 +3,7 @@
 use super::*;
 use crate::inputs::{Regime, generate};
 use crate::precision::Format;
-use crate::problem::{Inputs, Op, Shape};
+use crate::problem::{Inputs, Op, Shape, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
@@ -107,6 +107,23 @@ fn a_case_comes_back_as_it_was_written() {
         assert_eq!(case.warnings, Vec::<String>::new());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "something was left beside the case");
     }
+}
+
+#[test]
+fn equal_tensors_and_metadata_make_equal_files() {
+    let tensor = Tensor::new(&[2, 3], (0..6).map(f64::from).collect()).unwrap();
+    let keys: Vec<String> = (0..8).map(|n| format!("key {n}")).collect();
+    let metadata: Vec<(&str, &str)> = keys.iter().map(|key| (key.as_str(), "value")).collect();
+    let folder = TempDir::new().unwrap();
+    let bytes = ["a", "b", "c"].map(|name| {
+        let (to, path) = destination(&folder, name);
+        let stored = ["x", "y"].map(|name| Stored::values(name, &tensor, Format::F32));
+        to.write(stored.into(), &metadata).unwrap();
+        std::fs::read(path).unwrap()
+    });
+    assert!(bytes[0] == bytes[1] && bytes[1] == bytes[2]);
+    let (tensors, read) = file::parse(Path::new("a"), &bytes[0]).unwrap();
+    assert_eq!((tensors.len(), read.len(), read["key 7"].as_str()), (2, 8, "value"));
 }
 
 #[test]

@@ -258,7 +258,10 @@ fn header(tensors: &[Stored<'_>], metadata: HashMap<String, String>) -> Result<V
         )
     });
     let infos = infos.collect();
-    let mut description = serde_json::to_vec(&Metadata::new(Some(metadata), infos)?)?;
+    let mut description = serde_json::to_value(Metadata::new(Some(metadata), infos)?)?;
+    // Entries of metadata come in any order, and equal tensors shall make equal files.
+    description.sort_all_objects();
+    let mut description = serde_json::to_vec(&description)?;
     description.resize(description.len().next_multiple_of(8), b' ');
     Ok([&(description.len() as u64).to_le_bytes()[..], &description].concat())
 }
