@@ -7,6 +7,9 @@ use crate::inputs::Draw;
 use crate::{Error, Result};
 use rand::RngExt;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Different tokens of a text.
@@ -17,6 +20,9 @@ const VALIDATION_SHARE: usize = 10;
 
 /// What a text of the system must have at least; less is learnt by heart at once.
 const SMALLEST_BYTES: usize = 100_000;
+
+/// What a file may have at most: a pipe may have no end.
+const MOST_BYTES: u64 = 4 << 30;
 
 /// A text in two parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,11 +50,13 @@ impl Text {
     /// [`Error::Io`] where it cannot be read, [`Error::Input`] where it holds no text.
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let metadata = std::fs::metadata(path).map_err(|error| Error::io(path, error))?;
-        if metadata.is_dir() {
+        let kind = std::fs::metadata(path).map_err(|error| Error::io(path, error))?.file_type();
+        if kind.is_dir() {
             Self::from_folder(path, |_| true)
-        } else {
+        } else if kind.is_file() || kind.is_fifo() {
             Self::from_files(path, &[path.to_path_buf()])
+        } else {
+            Err(Error::input(format!("{}: expected a file, a pipe or a folder of files", path.display())))
         }
     }
 
@@ -83,8 +91,7 @@ impl Text {
     }
 
     fn from_files(path: &Path, files: &[PathBuf]) -> Result<Self> {
-        let read = |file: &PathBuf| std::fs::read(file).map_err(|error| Error::io(file, error));
-        let documents: Vec<Vec<u8>> = files.iter().map(read).collect::<Result<_>>()?;
+        let documents: Vec<Vec<u8>> = files.iter().map(|file| read(file, MOST_BYTES)).collect::<Result<_>>()?;
         let text = Self::new(
             &path.display().to_string(),
             documents.iter().map(Vec::as_slice).filter(|document| is_text(document)),
@@ -182,6 +189,17 @@ fn versions_in(lib: &Path) -> Vec<PathBuf> {
     versions.into_iter().map(|(_, path)| path).collect()
 }
 
+/// The bytes of `file`, `most` of them at the most.
+fn read(file: &Path, most: u64) -> Result<Vec<u8>> {
+    let io = |error| Error::io(file, error);
+    let mut bytes = Vec::new();
+    File::open(file).map_err(io)?.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > most {
+        return Err(Error::input(format!("{}: more than {most} bytes: expected a text that ends", file.display())));
+    }
+    Ok(bytes)
+}
+
 fn is_text(document: &[u8]) -> bool {
     !document.contains(&0) && std::str::from_utf8(document).is_ok()
 }
@@ -261,6 +279,19 @@ mod tests {
         );
         assert!(text.batch(1, 0, 1, usize::MAX).is_err());
         assert!(text.validation_batch(1, 10).unwrap_err().to_string().contains("validation has 10 bytes"));
+    }
+
+    #[test]
+    fn what_has_no_end_is_refused() {
+        for device in ["/dev/zero", "/dev/null", "/dev/urandom"] {
+            let refused = Text::from_path(device).unwrap_err().to_string();
+            assert!(refused.contains("expected a file, a pipe or a folder"), "{refused}");
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [b'a'; 100]).unwrap();
+        assert_eq!(read(file.path(), 100).unwrap().len(), 100);
+        let refused = read(file.path(), 99).unwrap_err().to_string();
+        assert!(refused.contains("more than 99 bytes"), "{refused}");
     }
 
     #[test]
