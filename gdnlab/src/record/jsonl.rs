@@ -96,6 +96,22 @@ pub fn read_dir(folder: impl AsRef<Path>) -> Result<Vec<Record>> {
     Ok(records)
 }
 
+/// The records of every `*.jsonl` of a folder that can be read; `note` is told of each file that cannot, and why. For those who
+/// would only be spared work by what is recorded.
+///
+/// # Errors
+/// [`Error::Io`] where the folder cannot be read.
+pub fn read_what_can_be(folder: impl AsRef<Path>, mut note: impl FnMut(&Error)) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    for path in files(folder, "")? {
+        match read(&path) {
+            Ok(mut held) => records.append(&mut held),
+            Err(error) => note(&error),
+        }
+    }
+    Ok(records)
+}
+
 /// Writes a new file of records: either all of it is there afterwards, or nothing.
 ///
 /// # Errors

@@ -17,7 +17,7 @@ pub use bias::Bias;
 pub use cp::{Cp, CpExactness, CpFound, CpScaling};
 pub use determinism::Determinism;
 pub use environment::{Environment, Machine};
-pub use jsonl::{append, files, keep, parse, read, read_dir, to_json_lines, write, write_lines};
+pub use jsonl::{append, files, keep, parse, read, read_dir, read_what_can_be, to_json_lines, write, write_lines};
 pub use merge::{Dropped, Machines, Merged, Place, Why, merge};
 pub use tokens::{Experiment, TokenFlips};
 

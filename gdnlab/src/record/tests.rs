@@ -168,3 +168,18 @@ fn the_same_measurement_is_kept_once() {
     assert_eq!(read_dir(folder.path()).unwrap().len(), 2 * records.len());
     assert!(keep(folder.path(), "day01", &[]).is_err());
 }
+
+#[test]
+fn a_file_that_was_cut_short_stops_nobody_who_does_not_need_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = sample();
+    write(folder.path().join("b.jsonl"), &records).unwrap();
+    let text = to_json_lines(&records).unwrap();
+    std::fs::write(folder.path().join("a.jsonl"), &text[..text.len() - 20]).unwrap();
+    assert!(read_dir(folder.path()).is_err());
+    let mut told = Vec::new();
+    let held = read_what_can_be(folder.path(), |error| told.push(error.to_string())).unwrap();
+    assert_eq!(held, records);
+    assert!(told.len() == 1 && told[0].contains("a.jsonl") && told[0].contains("cut short"), "{told:?}");
+    assert!(read_what_can_be(folder.path().join("none"), |_| ()).is_err());
+}

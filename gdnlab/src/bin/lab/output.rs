@@ -3,6 +3,7 @@
 use gdnlab::cuda::Gpu;
 use gdnlab::numerics::Step;
 use gdnlab::peer::{Case, read_case, remove_unfinished};
+use gdnlab::record::{self, Record};
 use gdnlab::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -39,6 +40,11 @@ pub fn gpu_if_any(doing: &str) -> Result<Option<&'static Gpu>> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// What is recorded in `data`, to be spared work that was done. A file that cannot be read is told and left out.
+pub fn recorded(data: &Path) -> Result<Vec<Record>> {
+    record::read_what_can_be(data, |error| note(format_args!("warning: {error}; what it holds is left out")))
 }
 
 /// Says each step of long work once, however often it is asked about.

@@ -1,7 +1,7 @@
 //! `cargo lab bench gdn`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print};
+use crate::output::{Interrupt, Said, note, print, recorded};
 use crate::peers::Python;
 use crate::sharding::{Sharding, say_if_nothing_counts};
 use gdnlab::bench::gdn::{Finished, Outcome, Row, run};
@@ -143,7 +143,7 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let in_data = record::read_dir(&data)?;
+        let in_data = recorded(&data)?;
         let ceilings = Ceilings::new(gpu, copy, &in_data);
         let environment = Environment::detect();
         say_if_nothing_counts(&environment);

@@ -1,7 +1,7 @@
 //! `cargo lab bench gdn2`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print};
+use crate::output::{Interrupt, Said, note, print, recorded};
 use gdnlab::bench::gdn2::{Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -64,7 +64,7 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let known = record::read_dir(&data)?;
+        let known = recorded(&data)?;
         let ceilings = Ceilings::new(gpu, copy, &known);
         let environment = Environment::detect();
         let report = Report { ceilings: &ceilings };

@@ -1,7 +1,7 @@
 //! `cargo lab bench ladder`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print};
+use crate::output::{Interrupt, Said, note, print, recorded};
 use crate::sharding::Sharding;
 use gdnlab::bench::ladder::{Finished, Outcome, Report, Rung, run};
 use gdnlab::bench::roofline::copy_bandwidth;
@@ -62,7 +62,7 @@ impl Args {
         let gpu = Gpu::shared()?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut Timer::new(gpu, Budget::default())?, &mut || interrupt.control())?;
-        let records = record::read_dir(&data)?;
+        let records = recorded(&data)?;
         let ceilings = Ceilings::new(gpu, copy, &records);
         let known = if self.again { &[][..] } else { &records };
         let environment = Environment::detect();

@@ -1,7 +1,7 @@
 //! `cargo lab bench roofline`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, gpu_if_any, note, print};
+use crate::output::{Interrupt, Said, gpu_if_any, note, print, recorded};
 use gdnlab::bench::roofline::{Bench, DataSheet, Finished, OnCpu, OnGpu, Outcome, Report, run};
 use gdnlab::bench::{Budget, Timer};
 use gdnlab::record::{self, Environment, Record};
@@ -58,7 +58,7 @@ impl Args {
         let data = Checkout::find()?.root().join("data");
         let interrupt = Interrupt::new()?;
         let mut bench = self.bench(budget)?;
-        let known = if self.again { Vec::new() } else { record::read_dir(&data)? };
+        let known = if self.again { Vec::new() } else { recorded(&data)? };
 
         let mut kept = None;
         let mut keep = |record: &Record| {
