@@ -117,10 +117,14 @@ impl Clock for DeviceClock {
             let transition = gpu.upload(&vec![0.5f32; heads * key_dim * key_dim])?;
             let state = gpu.upload(&vec![0.5f32; heads * key_dim * value_dim])?;
             let local = gpu.upload(&vec![0.5f32; heads * key_dim * value_dim])?;
-            // SAFETY: the buffers have the sizes of the product, and live until its replays have ended.
-            self.time(|stream| unsafe {
+            // SAFETY: the buffers have the sizes of the product, and live until all that is started here has ended.
+            let run = |stream: &Stream| unsafe {
                 matmul.run_on(stream, transition.address(), state.address(), local.address(), 1.0, 1.0)
-            })
+            };
+            // The library prepares itself at its first product, which cannot be recorded.
+            run(gpu.stream())?;
+            gpu.synchronize()?;
+            self.time(run)
         })
         .map_err(|error| match error {
             Error::Gpu(why) => Error::gpu(format!("timing the product with the transition: {why}")),

@@ -59,7 +59,7 @@ pub(super) const CUDNN: Wanted = Wanted {
 /// NVIDIA's library of messages between GPUs.
 pub(super) const NCCL: Wanted = Wanted {
     missing: "messages between GPUs need NCCL, which was not found",
-    remedy: "`pip install nvidia-nccl-cu13` (200 MB; nvidia-nccl-cu12 for CUDA 12), or set GDNLAB_NCCL to the library or its \
+    remedy: "`pip install nvidia-nccl-cu13` (300 MB; nvidia-nccl-cu12 for CUDA 12), or set GDNLAB_NCCL to the library or its \
              folder",
     variable: "GDNLAB_NCCL",
     files: &["libnccl.so.2", "libnccl.so"],

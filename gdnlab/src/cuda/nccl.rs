@@ -320,9 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_library_that_is_said() {
-        if let Err(error) = Nccl::open() {
-            assert!(error.to_string().contains("NCCL"), "{error}");
+    fn the_library_makes_ids_without_a_gpu_or_is_said_to_be_missing() {
+        match Nccl::open() {
+            Ok(nccl) => {
+                assert!(nccl.version().unwrap().starts_with("2."), "{}", nccl.version().unwrap());
+                assert!(nccl.unique_id().unwrap() != nccl.unique_id().unwrap());
+                assert!(nccl.check("trying", 4).unwrap_err().to_string().contains("invalid argument"));
+            }
+            Err(error) => assert!(error.to_string().contains("NCCL"), "{error}"),
         }
     }
 }

@@ -56,7 +56,7 @@ pub fn cp_exactness(records: &[Record]) -> Result<DataFrame> {
 /// [`Error::Input`] where no record is about the time of such a call.
 pub fn cp_scaling(records: &[Record]) -> Result<DataFrame> {
     let all: Vec<(&Record, &Cp, &CpScaling)> = records.iter().filter_map(timed).collect();
-    let keys = distinct(all.iter().map(|timed| key(timed)));
+    let keys = distinct(all.iter().map(key));
     let found: Vec<_> = keys.iter().filter_map(|wanted| all.iter().rev().find(|timed| key(timed) == *wanted)).collect();
     if found.is_empty() {
         return Err(Error::input("no times of a call on several ranks: expected records of `cargo lab cp --scaling`"));

@@ -36,12 +36,32 @@ enum Line {
     Note(String),
 }
 
+impl Line {
+    /// Whether it shows progress, and not life alone.
+    fn begins_something(&self) -> bool {
+        !matches!(self, Self::Status(words) if words.is_empty())
+    }
+}
+
 /// One that was started.
 struct Started {
     child: Child,
     ended: Option<ExitStatus>,
     does: String,
     seen: Instant,
+}
+
+impl Started {
+    /// Takes in a line of this rank, or passes it on.
+    fn hear(&mut self, rank: usize, line: Line) -> Result<()> {
+        match line {
+            Line::Status(words) if words.is_empty() => {}
+            Line::Status(words) => self.does = words,
+            Line::Output(text) => print(&(text + "\n"))?,
+            Line::Note(text) => note(format_args!("rank {rank}: {text}")),
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Started {
@@ -98,38 +118,35 @@ impl Ranks {
     }
 
     fn watch(&self, ranks: &mut [Started], lines: &Receiver<(usize, Line)>) -> Result<u8> {
-        let mut progress = Instant::now();
+        let (mut progress, mut looked, mut open) = (Instant::now(), Instant::now(), true);
         loop {
-            let mut open = true;
             match lines.recv_timeout(PAUSE) {
                 Ok((rank, line)) => {
                     ranks[rank].seen = Instant::now();
-                    match line {
-                        Line::Status(words) if words.is_empty() => {}
-                        Line::Status(words) => {
-                            ranks[rank].does = words;
-                            progress = Instant::now();
-                        }
-                        Line::Output(text) => print(&(text + "\n"))?,
-                        Line::Note(text) => note(format_args!("rank {rank}: {text}")),
+                    if line.begins_something() {
+                        progress = Instant::now();
                     }
-                    continue;
+                    ranks[rank].hear(rank, line)?;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => open = false,
+                Err(RecvTimeoutError::Disconnected) => {
+                    open = false;
+                    std::thread::sleep(PAUSE);
+                }
             }
+            if looked.elapsed() < PAUSE {
+                continue;
+            }
+            looked = Instant::now();
             look_who_ended(ranks)?;
             if ranks.iter().any(has_failed) {
-                return self.report_failed(ranks);
+                return self.report_failed(ranks, lines);
             }
             if ranks.iter().all(|rank| rank.ended.is_some()) && !open {
                 return Ok(ranks.first().and_then(|rank| rank.ended?.code()).map_or(1, |code| code as u8));
             }
             if let Some(hanging) = self.hanging(ranks, progress) {
                 return Ok(report_hanging(ranks, &hanging, self.timeout));
-            }
-            if !open {
-                std::thread::sleep(PAUSE);
             }
         }
     }
@@ -150,15 +167,19 @@ impl Ranks {
     }
 
     /// Names the rank that failed first.
-    fn report_failed(&self, ranks: &mut [Started]) -> Result<u8> {
+    fn report_failed(&self, ranks: &mut [Started], lines: &Receiver<(usize, Line)>) -> Result<u8> {
         let until = Instant::now() + GRACE;
         while Instant::now() < until && ranks.iter().any(|rank| rank.ended.is_none()) {
             std::thread::sleep(PAUSE);
             look_who_ended(ranks)?;
         }
-        let in_vain = |rank: &&Started| rank.ended.and_then(|status| status.code()) == Some(WAITED_IN_VAIN.into());
+        // What they said last.
+        while let Ok((rank, line)) = lines.try_recv() {
+            ranks[rank].hear(rank, line)?;
+        }
+        let in_vain = |rank: &Started| rank.ended.and_then(|status| status.code()) == Some(WAITED_IN_VAIN.into());
         let mut culprits: Vec<usize> =
-            (0..ranks.len()).filter(|&rank| has_failed(&ranks[rank]) && !in_vain(&&ranks[rank])).collect();
+            (0..ranks.len()).filter(|&rank| has_failed(&ranks[rank]) && !in_vain(&ranks[rank])).collect();
         if culprits.is_empty() {
             culprits = (0..ranks.len()).filter(|&rank| has_failed(&ranks[rank])).collect();
         }

@@ -159,9 +159,17 @@ impl Args {
         if self.repeats == 0 || self.timeout == 0 || self.ranks == Some(0) {
             return Err(Error::input("--ranks, --repeats and --timeout: expected at least 1"));
         }
-        match World::from_environment()? {
+        let world = World::from_environment()?;
+        let ranks = world.as_ref().map_or(self.ranks.unwrap_or(2), |world| world.ranks);
+        match (&self.cut, self.scaling.is_empty()) {
+            (Cuts::Lengths(lengths), false) => {
+                return Err(Error::input(format!("--cut {lengths} with --scaling: expected even or aligned")));
+            }
+            (cut, _) => cut.cut(self.seqlens.tokens(), ranks).map(drop)?,
+        }
+        match world {
             Some(world) => self.run_as_rank(&world),
-            None => self.run_ranks(),
+            None => self.run_ranks(ranks),
         }
     }
 
@@ -214,8 +222,7 @@ impl Args {
     }
 
     /// All ranks, started from here.
-    fn run_ranks(&self) -> Result<ExitCode> {
-        let ranks = self.ranks.unwrap_or(2);
+    fn run_ranks(&self, ranks: usize) -> Result<ExitCode> {
         let kernel = self.kernel()?;
         let gpus = if kernel.on_gpu() { Gpu::visible()? } else { 0 };
         let processes = match self.transport {
@@ -231,9 +238,9 @@ impl Args {
         };
         if processes {
             let gpu_each = kernel.on_gpu() && gpus >= ranks;
-            let joined =
-                if kernel.on_gpu() && self.transport != Transport::Tcp { "a GPU each" } else { "joined by sockets" };
-            note(format_args!("{ranks} ranks, processes with {joined}"));
+            let over_nccl = kernel.on_gpu() && self.transport != Transport::Tcp;
+            let joined = if over_nccl { "with a GPU each" } else { "joined by sockets" };
+            note(format_args!("{ranks} ranks, processes {joined}"));
             let counts = if self.scaling.is_empty() { vec![ranks] } else { up_to(ranks) };
             let mut worst = 0;
             for count in counts {
