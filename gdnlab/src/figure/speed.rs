@@ -3,7 +3,7 @@
 use super::axis::Log;
 use super::chart::COLORS;
 use super::panel::{Panel, Tick, log_ticks};
-use super::style::{self, ACCENT, FAINT, GRID, INK, LABEL, SMALL, TITLE};
+use super::style::{self, ACCENT, FAINT, INK, LABEL, SMALL, TITLE};
 use super::{Canvas, DrawError, Figure, axis};
 use crate::table::OURS;
 use crate::table::rows::{distinct, geometric_mean};

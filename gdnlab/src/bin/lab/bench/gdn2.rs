@@ -2,6 +2,7 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print, recorded};
+use crate::sharding::Sharding;
 use gdnlab::bench::gdn2::{Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -42,6 +43,8 @@ pub struct Args {
     /// Show the time of each kernel of a pass too.
     #[arg(long)]
     each_kernel: bool,
+    #[command(flatten)]
+    sharding: Sharding,
     /// Measure again what is recorded already.
     #[arg(long)]
     again: bool,
@@ -55,7 +58,7 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
-        let (cases, kernels) = (self.cases()?, self.kernels()?);
+        let (cases, kernels) = (self.sharding.cases(self.cases()?), self.kernels()?);
         let budget = self.samples.map_or_else(|| Ok(Budget::default()), Budget::of_samples)?;
         let checkout = Checkout::find()?;
         let data = checkout.root().join("data");
@@ -71,7 +74,7 @@ impl Args {
         let mut keep = |row: &Row| {
             let record = row.record(&ceilings, &environment);
             if let Some(record) = record.as_ref().filter(|_| self.save) {
-                record::keep(&data, SUITE, std::slice::from_ref(record))?;
+                record::keep(&data, &self.sharding.experiment(SUITE), std::slice::from_ref(record))?;
             }
             print(&if self.json { record::to_json_lines(record.as_slice())? } else { report.row(row) })
         };
