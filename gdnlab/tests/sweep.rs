@@ -86,7 +86,7 @@ fn the_merged_parts_of_a_sweep_are_the_sweep() {
 }
 
 #[test]
-fn a_part_without_cases_is_no_failure_and_one_that_does_not_exist_is() {
+fn a_part_without_cases_is_no_failure_but_one_that_does_not_exist_is() {
     let here = checkout();
     let empty = sweep(&here, &["--save", "errors", "--shard", "5/8"]);
     assert_eq!(empty.status.code(), Some(0), "{}", text(&empty.stderr));
@@ -96,6 +96,11 @@ fn a_part_without_cases_is_no_failure_and_one_that_does_not_exist_is() {
         assert_eq!(refused.status.code(), Some(2), "{part}");
         assert!(text(&refused.stderr).contains("expected"), "{}", text(&refused.stderr));
     }
+    // Forward and backward of one shape: the third part needs no GPU.
+    std::fs::create_dir_all(here.path().join("data")).unwrap();
+    let bench = lab(&here, &["bench", "gdn", "--shape", "1x64:1,1", "--shard", "3/3"]);
+    assert_eq!(bench.status.code(), Some(0), "{}", text(&bench.stderr));
+    assert_eq!(text(&bench.stderr), "part 3/3: 0 of 2 cases\n");
     let store = lab(&here, &["merge", "s3://bucket/errors.jsonl", "-o", "one.jsonl"]);
     assert_eq!(store.status.code(), Some(2));
     assert!(text(&store.stderr).contains("copy the files here first"), "{}", text(&store.stderr));

@@ -105,8 +105,8 @@ pub fn time_against_floor(times: &DataFrame, footer: &str) -> Result<Figure> {
     let floors = times.rows.iter().filter_map(|row| row.floor_ms);
     let (low, high) = axis::extent(floors)
         .ok_or_else(|| Error::Figure(format!("no floor is known for {}: its rates are not recorded", times.machine)))?;
-    let most = times.rows.iter().map(|row| row.ms).fold(high, f64::max);
-    let plot = Floors { range: (low / 1.4, high * 1.4), most: most * 1.3, times };
+    let (least, most) = axis::extent(times.rows.iter().map(|row| row.ms)).unwrap_or((low, high));
+    let plot = Floors { floors: (low / 1.4, high * 1.4), times_ms: (least / 4.0, most * 1.3), times };
     let size = (WIDTH as u32 / super::DENSITY, HEIGHT as u32 / super::DENSITY);
     Figure::draw(size, plot.description(), |canvas| {
         canvas.draw_text(&plot.title(), &style::bold(TITLE, INK, HPos::Left, VPos::Center), (40, 44))?;
@@ -121,23 +121,24 @@ pub fn time_against_floor(times: &DataFrame, footer: &str) -> Result<Figure> {
 
 struct Floors {
     times: Times,
-    /// Of the floors, and the longest time, in milliseconds.
-    range: (f64, f64),
-    most: f64,
+    /// The ranges of the floors and of the times, in milliseconds.
+    floors: (f64, f64),
+    times_ms: (f64, f64),
 }
 
 impl Floors {
     fn title(&self) -> String {
         let times = &self.times;
-        let part = |(pass, words): (&str, &str)| {
-            let best = times.mean_of_best(pass)?;
-            Some(match times.mean(pass, OURS) {
-                Some((ours, _)) => format!("{words} {OURS} takes {ours:.1} times the floor, the best peer {best:.1}"),
-                None => format!("{words} the best peer takes {best:.1} times the floor"),
-            })
-        };
-        let parts: Vec<String> = PASSES.into_iter().filter_map(part).collect();
-        format!("{}: {}", times.machine, parts.join("; "))
+        let mut parts: Vec<String> = Vec::new();
+        for (pass, words) in PASSES {
+            let Some(best) = times.mean_of_best(pass) else { continue };
+            // The first says whose the numbers are.
+            let [us, peer] =
+                if parts.is_empty() { [format!("{OURS} "), "best peer ".to_owned()] } else { Default::default() };
+            let ours = times.mean(pass, OURS).map_or_else(String::new, |(ours, _)| format!("{us}×{ours:.1}, "));
+            parts.push(format!("{words} {ours}{peer}×{best:.1}"));
+        }
+        format!("Time over the floor, {}: {}", times.machine, parts.join("; "))
     }
 
     fn description(&self) -> String {
@@ -162,30 +163,32 @@ impl Floors {
             canvas.draw_text(name, &ink, (x + 24, 104))?;
             x += 24 + style::width(name, LABEL) + 60;
         }
-        let note = "dashed: times the floor; rows of the published table, and steps of training";
+        let note = "one dot for each row; lines at so many times the floor";
         canvas.draw_text(note, &style::text(SMALL, FAINT, HPos::Left, VPos::Center), (x, 104))
     }
 
     fn panel(&self, canvas: &Canvas<'_>, panel: Panel, pass: &str, words: &str) -> Result<(), DrawError> {
-        let (low, high) = self.range;
+        let ((low, high), (least, most)) = (self.floors, self.times_ms);
         let x = Log { low, high, from: panel.left, to: panel.right };
-        let y = Log { low, high: self.most, from: panel.bottom, to: panel.top };
+        let y = Log { low: least, high: most, from: panel.bottom, to: panel.top };
         panel.rows(canvas, &log_ticks(&y))?;
         let ticks: Vec<Tick> = log_ticks(&x);
         panel.labels_below(canvas, &ticks)?;
         panel.frame(canvas, &format!("{words}, time in ms"))?;
         panel.caption(canvas, "floor in ms: traffic and products at the measured rates")?;
         for multiple in MULTIPLES {
-            let end = high.min(self.most / multiple);
-            let line = vec![(x.at(low), y.at(low * multiple)), (x.at(end), y.at(end * multiple))];
-            if multiple == 1.0 {
+            let (start, end) = (low.max(least / multiple), high.min(most / multiple));
+            let from = (x.at(start), y.at(start * multiple));
+            let line = vec![from, (x.at(end), y.at(end * multiple))];
+            let label = if multiple == 1.0 {
                 canvas.draw(&PathElement::new(line, INK.stroke_width(3)))?;
+                "floor".to_owned()
             } else {
                 canvas.draw(&DashedPathElement::new(line, 10, 8, FAINT.stroke_width(2)))?;
-            }
-            let label = if multiple == 1.0 { "floor".to_owned() } else { format!("×{multiple}") };
-            let at = (x.at(end) - 10, y.at(end * multiple) + if end < high { 18 } else { -14 });
-            canvas.draw_text(&label, &style::text(SMALL, INK, HPos::Right, VPos::Center), at)?;
+                format!("×{multiple}")
+            };
+            let ink = style::text(SMALL, INK, HPos::Left, VPos::Center);
+            canvas.draw_text(&label, &ink, (from.0 + 46, from.1 - 14))?;
         }
         for name in &self.times.implementations {
             let color = color_of(name);

@@ -117,12 +117,12 @@ struct Plot {
 
 impl Plot {
     fn title(&self) -> String {
-        let part = |side: &Side| Some(format!("{} {}", side.words, side.factors()?));
+        let part = |side: &Side| Some(format!("{} times {OURS}'s {}", side.factors()?, side.words));
         let parts: Vec<String> = self.panels.iter().filter_map(part).collect();
         if parts.is_empty() {
             return "Accuracy beside speed".to_owned();
         }
-        format!("Errors of fla over those of {OURS}: {}", parts.join(", "))
+        format!("Errors of fla are {}", parts.join(", "))
     }
 
     fn description(&self) -> String {

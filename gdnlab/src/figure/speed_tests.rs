@@ -42,7 +42,7 @@ fn every_row_is_a_dot_above_the_floor() {
     assert!(says.contains("gdnlab forward") && says.contains("times the floor in 10 rows"), "{says}");
     let alone = time_against_floor(&times(&[]), "").unwrap();
     assert!(alone.description().contains("FlashQLA forward") && alone.description().contains("in 171 rows"));
-    assert!(alone.svg().contains("forward the best peer takes"));
+    assert!(alone.svg().contains("forward best peer ×"));
     let no_rates =
         gdn_times(&[], Path::new(DATA).join("published"), &rooflines(&[], Path::new(DATA).join("published")).unwrap());
     assert!(matches!(time_against_floor(&no_rates.unwrap(), ""), Err(Error::Figure(_))));
@@ -52,7 +52,7 @@ fn every_row_is_a_dot_above_the_floor() {
 fn bars_say_who_is_faster_and_are_not_drawn_without_ours() {
     let figure = speed_up_bars(&gdn_speedups(&times(&recorded())).unwrap(), "the footer").unwrap();
     check(&figure, &["forward, all", "backward, all", "397B/122B TP1, 16/64", "FlashQLA", "the footer"]);
-    assert!(figure.description().contains("in each of 10 rows"), "{}", figure.description());
+    assert!(figure.description().contains("(10 rows), backward ×"), "{}", figure.description());
     assert!(matches!(speed_up_bars(&gdn_speedups(&times(&[])).unwrap(), ""), Err(Error::Figure(_))));
 }
 
@@ -64,6 +64,7 @@ fn each_implementation_stands_at_its_speed_and_its_errors_or_is_a_line() {
     assert_eq!(figure.svg().matches("<circle").count(), 2 * 2 + 5 + 6 + 4);
     let says = figure.description();
     assert!(says.contains("FlashQLA") && says.contains("errors not measured"), "{says}");
+    assert!(says.starts_with("Errors of fla are 2.6 to 11.9 times gdnlab's forward, "), "{says}");
     let without_ours = speed_and_accuracy(&times(&[]), &accuracy(), "").unwrap();
     assert!(without_ours.description().starts_with("Accuracy beside speed"));
     assert!(matches!(speed_and_accuracy(&times(&[]), &accuracy().head(Some(0)), ""), Err(Error::Figure(_))));

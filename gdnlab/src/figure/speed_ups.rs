@@ -63,6 +63,8 @@ pub fn speed_up_bars(speedups: &DataFrame, footer: &str) -> Result<Figure> {
         panel.columns(canvas, &ticks)?;
         canvas.draw(&PathElement::new([(scale.at(1.0), TOP), (scale.at(1.0), bottom)], INK.stroke_width(3)))?;
         panel.caption(canvas, &format!("time of the library over that of {OURS}: right of ×1 {OURS} is faster"))?;
+        let heading = style::text(SMALL, FAINT, HPos::Right, VPos::Center);
+        canvas.draw_text("rows", &heading, (RIGHT + 190, TOP - 26))?;
         let mut y = TOP;
         for (index, bar) in bars.iter().enumerate() {
             if index > 0 && bars[index - 1].pass != bar.pass {
@@ -93,21 +95,18 @@ fn bars(table: &DataFrame) -> Result<Vec<Bar>> {
     Ok((0..table.height()).filter_map(bar).collect())
 }
 
-/// How many times as fast ours is as the best library, in each pass.
+/// The time of the best library over ours in each pass.
 fn bar_title(bars: &[Bar]) -> String {
-    let part = |bar: &Bar| {
-        let words = if bar.best >= 1.0 { "as fast as" } else { "the speed of" };
-        format!("{} {:.2} times {words} the best library in each of {} rows", bar.pass, bar.best, bar.rows)
-    };
+    let part = |bar: &Bar| format!("{} ×{:.2} ({} rows)", bar.pass, bar.best, bar.rows);
     let parts: Vec<String> = bars.iter().filter(|bar| bar.model == "all").map(part).collect();
-    format!("{OURS}: {}", parts.join(", "))
+    format!("The best library's time over {OURS}'s: {}", parts.join(", "))
 }
 
 fn bar_legend(canvas: &Canvas<'_>) -> Result<(), DrawError> {
     let ink = style::text(LABEL, INK, HPos::Left, VPos::Center);
     let y = 104;
     canvas.draw(&Rectangle::new([(44, y - 12), (88, y + 12)], ACCENT.filled()))?;
-    let words = "against the fastest in each row, with the span over rows";
+    let words = "against the fastest in each row (pale: slower), span over rows";
     canvas.draw_text(words, &ink, (104, y))?;
     let mut x = 104 + style::width(words, LABEL) + 50;
     for name in LIBRARIES {
