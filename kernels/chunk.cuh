@@ -13,6 +13,9 @@
 #ifndef CHANNELS
 #define CHANNELS 0
 #endif
+#ifndef K_BLOCK
+#define K_BLOCK KD // columns of K that a block takes
+#endif
 
 // Row i of the keys in the workspace is K'_i = 2^-e k_i with |K'_i| in [1, 2), and rk_i turns it into the key that the
 // recurrence sees: rk_i K'_i = k_i, or k_i / |k_i| where keys are normalised in the kernel. Likewise rq_i Q'_i = s q_i.

@@ -9,7 +9,7 @@
 constexpr int BLOCK_PITCH = 20; // floats, of a diagonal block
 
 // A row is read by 8 lanes, so a warp has four rows at once; a lane has 4 neighbouring elements of every 32.
-constexpr int ROW_LANES = 8, ROWS_AT_ONCE = 32 / ROW_LANES, PIECES = KD / (4 * ROW_LANES);
+constexpr int ROW_LANES = 8, ROWS_AT_ONCE = 32 / ROW_LANES, PIECES = K_BLOCK / (4 * ROW_LANES);
 struct __align__(4 * sizeof(INPUT)) Piece {
     INPUT x[4];
 };

@@ -8,8 +8,21 @@
 //
 // Sums of g are only ever added up, over one block or over several, never subtracted: nothing is lost where a decay is
 // strong, and -inf is a log decay like others.
+//
+// Compiled in besides what chunk.cuh says: RAW, whether g is made of a raw gate.
 #pragma once
 #include "chunk_inverse.cuh"
+
+#ifndef RAW
+#define RAW 0
+#endif
+
+// Blocks that share the shared memory of a multiprocessor, where that is as large as on Hopper.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+constexpr int SHARING = 2;
+#else
+constexpr int SHARING = 1;
+#endif
 
 static_assert(CHANNELS, "kernels of GDN-2 have a gate for each channel");
 
@@ -34,42 +47,44 @@ __device__ __forceinline__ void keep_loads_behind() { __syncwarp(); }
 // Log decays of one channel for the 16 tokens of a block; 0 beyond the last token of the chunk.
 __device__ __forceinline__ void load_log_decays(float (&g)[16], const ChunkParams& p, int chunk, int head, int block,
                                                 int channel) {
-    const int length = p.chunk_length[chunk] - 16 * block;
-    const long long token = p.chunk_token[chunk] + 16 * block;
-    const float* from = p.g + (token * p.value_heads + head) * KD + channel;
-    const int pitch = p.value_heads * KD;
+    const int last = p.chunk_length[chunk] - 16 * block - 1; // of the block, or below 0 where that is beyond the chunk
+    // 32 bits hold every place in the tensor, and spare instructions.
+    const u32 pitch = p.value_heads * KD, at = (u32)(p.chunk_token[chunk] + 16 * block) * pitch + head * KD + channel;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) g[i] = i < length ? from[i * pitch] : 0.0f;
-    if (p.a_log == nullptr) return;
+    for (int i = 0; i < 16; ++i) g[i] = p.g[at + (u32)min(i, last) * pitch];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) g[i] = i <= last ? g[i] : 0.0f;
+#if RAW
     const float rate = expf(p.a_log[head]), bias = p.dt_bias[head * KD + channel];
 #pragma unroll
     for (int i = 0; i < 16; ++i)
-        if (i < length) g[i] = log_decay_of(g[i] + bias, rate, p.channels.lower_bound);
+        if (i <= last) g[i] = log_decay_of(g[i] + bias, rate, p.channels.lower_bound);
+#endif
 }
 
-// Decays of a chunk by blocks and channels. Each is an exponential of a sum, since a decay of many chunks keeps what each
-// errs.
+// Decays of a chunk by blocks of tokens, for the channels that a block of threads takes. Each is an exponential of a sum,
+// since a decay of many chunks keeps what each errs.
 struct __align__(16) BlockDecays {
-    float own[TILES][KD];    // over the block; the sum of g at first
-    float before[TILES][KD]; // over all blocks before it
-    float after[TILES][KD];  // over all blocks after it
+    float own[TILES][K_BLOCK];    // over the block; the sum of g at first
+    float before[TILES][K_BLOCK]; // over all blocks before it
+    float after[TILES][K_BLOCK];  // over all blocks after it
 };
 // Sums of g; to be followed by a barrier.
 template <int Threads>
-__device__ __forceinline__ void sum_log_decays(BlockDecays& decays, const ChunkParams& p, int chunk, int head) {
+__device__ __forceinline__ void sum_log_decays(BlockDecays& decays, const ChunkParams& p, int chunk, int head, int first_k) {
 #pragma unroll 1
-    for (int task = threadIdx.x; task < TILES * KD; task += Threads) {
+    for (int task = threadIdx.x; task < TILES * K_BLOCK; task += Threads) {
         float g[16], sum = 0.0f;
-        load_log_decays(g, p, chunk, head, task / KD, task % KD);
+        load_log_decays(g, p, chunk, head, task / K_BLOCK, first_k + task % K_BLOCK);
 #pragma unroll
         for (int i = 0; i < 16; ++i) sum += g[i];
-        decays.own[task / KD][task % KD] = sum;
+        decays.own[task / K_BLOCK][task % K_BLOCK] = sum;
     }
 }
 // The decays, in place; to be followed by a barrier. e^{G_C} goes to `whole`.
 template <int Threads> __device__ __forceinline__ void make_block_decays(BlockDecays& decays, float* whole) {
 #pragma unroll 1
-    for (int channel = threadIdx.x; channel < KD; channel += Threads) {
+    for (int channel = threadIdx.x; channel < K_BLOCK; channel += Threads) {
         float sums[TILES], before = 0.0f, after = 0.0f;
 #pragma unroll
         for (int block = 0; block < TILES; ++block) {
@@ -103,20 +118,39 @@ __device__ __forceinline__ void token_decays(const float (&g)[16], float* rise, 
     }
 }
 
-// A lane's part of a row of K, read by 8 lanes.
+// A lane's part of a row of K_BLOCK channels, read by 8 lanes.
 typedef float RowPart[PIECES][4];
-template <class T> __device__ __forceinline__ void load_row(RowPart& x, const T* from, bool inside) {
-    struct __align__(4 * sizeof(T)) Four {
-        T x[4];
-    };
+// The same as it lies in memory: four neighbours are as many words as one of them has bytes.
+template <class T> struct __align__(4 * sizeof(T)) Words {
+    u32 x[sizeof(T)];
+};
+template <class T> struct Fetched {
+    Words<T> x[PIECES];
+};
+template <class T> __device__ __forceinline__ float element_of(const Words<T>& words, int e) {
+    if constexpr (sizeof(T) == 4) return __uint_as_float(words.x[e]);
+    T x;
+    *(u16*)&x = (u16)(words.x[e / 2] >> (16 * (e % 2)));
+    return to_float(x);
+}
+template <class T> __device__ __forceinline__ void fetch_row(Fetched<T>& row, const T* from, bool inside) {
     const int column = 4 * (threadIdx.x % ROW_LANES);
 #pragma unroll
     for (int c = 0; c < PIECES; ++c) {
-        Four four = {};
-        if (inside) four = *(const Four*)(from + column + 4 * ROW_LANES * c);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[c][e] = to_float(four.x[e]);
+        row.x[c] = {};
+        if (inside) row.x[c] = *(const Words<T>*)(from + column + 4 * ROW_LANES * c);
     }
+}
+template <class T> __device__ __forceinline__ void widen_row(RowPart& x, const Fetched<T>& row) {
+#pragma unroll
+    for (int c = 0; c < PIECES; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[c][e] = element_of(row.x[c], e);
+}
+template <class T> __device__ __forceinline__ void load_row(RowPart& x, const T* from, bool inside) {
+    Fetched<T> row;
+    fetch_row(row, from, inside);
+    widen_row(x, row);
 }
 __device__ __forceinline__ float largest_of_row(const RowPart& x) {
     float largest = 0.0f;

@@ -13,127 +13,161 @@
 //
 //   q, k, v, g, b, w, do, the workspace of gdn2_prepare.cu, chunk_states and chunk_backward  ->  dq, dk, dv, dg, db, dw
 //
-// Warps: TILES groups of 16 rows times COLUMN_WARPS parts of the K columns, then a thread each channel and block of 16.
+// A block takes K_BLOCK channels, so that two of them share a multiprocessor. Warps: TILES groups of 16 rows times COLUMN_WARPS
+// parts of these channels, then a thread each channel and block of 16.
 #include "gdn2.cuh"
 
-constexpr int COLUMN_WARPS = KD % 64 == 0 ? KD / 32 : 2;
-#include "chunk_stream.cuh"
+constexpr int COLUMN_WARPS = 2;
+#include "gdn2_stream.cuh"
 
-constexpr int DECAY_PITCH = KD + 8;        // floats
+constexpr int DECAY_PITCH = K_BLOCK + 8; // floats
 constexpr int DECAY_ARRAY = CHUNK * DECAY_PITCH;
 constexpr int PAIR_PITCH = CHUNK - 16 + PAD; // operands, of a square without its first 16 rows and last 16 columns
 constexpr int PAIR_SQUARE = (CHUNK - 16) * PAIR_PITCH;
-constexpr int ROWS_LOADED = THREADS > 256 ? 4 : 2; // of a block at once, while the last gradients are made
 constexpr int BLOCK_PAIRS = 16 * 16; // floats of a block on the diagonal, transposed
-constexpr int LEVEL_TILE = CHUNK / 2 * ROW_PITCH;
+constexpr int LEVEL_TILE = CHUNK / 2 * STATE_PITCH;
+__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int LEVELS_BYTES = LEVELS * 3 * LEVEL_TILE * OPERAND_BYTES;
-constexpr int FLOW_BYTES_1 = STAGES * STAGE_BYTES > LEVELS_BYTES ? STAGES * STAGE_BYTES : LEVELS_BYTES;
-constexpr int FLOW_BYTES = FLOW_BYTES_1 > DECAY_ARRAY * 4 ? FLOW_BYTES_1 : DECAY_ARRAY * 4;
+constexpr int PAIRS_BYTES = 4 * PAIR_SQUARE * OPERAND_BYTES;
+// The ring of the stream; then the decays and the rows of the levels; then, also in the place of the pairs, the gradients so far
+// and the rows of q, k and b.
+constexpr int LAST_BYTES = 3 * DECAY_ARRAY * 4 + CHUNK * K_BLOCK * (2 * (int)sizeof(INPUT) + (int)sizeof(GATE));
+constexpr int FLOW_BYTES =
+    larger(STAGES * STAGE_BYTES, larger(2 * DECAY_ARRAY * 4 + LEVELS_BYTES, LAST_BYTES - PAIRS_BYTES));
 
 // dP and dL below the diagonal blocks as operands, with the weights of the rows that they meet.
 enum Pairs { SCORE_KEYS, LOWER_KEYS, SCORE_QUERIES, LOWER_ERASE, PAIRS };
 
 struct Shared : StreamScales {
     BlockDecays decays;
-    float whole[KD];          // e^{G_C}
-    float state_dots[KD];     // sum_v dS S
+    float whole[K_BLOCK];       // e^{G_C}
+    float state_dots[K_BLOCK];  // sum_v dS S
+    float dots[WARPS][K_BLOCK]; // the part of each warp
     float rows[KEY + 1][CHUNK]; // coefficients; QUERY times scale_unit
+    float query_factor[CHUNK];  // the power of two of each row of q
     float largest[PAIRS][WARPS];
     Scale scale[PAIRS];
-    float read_sums[TILES][KD];  // over a block: s q D + b k A, of the state alone
-    float write_sums[TILES][KD]; // k N, of the next state alone
-    float level_sums[2][KD];     // of the first level: k N of the first block, s q D + b k A of the last one
+    float read_sums[TILES][K_BLOCK];  // over a block: s q D + b k A, of the state alone
+    float write_sums[TILES][K_BLOCK]; // k N, of the next state alone
+    float level_sums[2][K_BLOCK];     // of the first level: k N of the first block, s q D + b k A of the last one
 };
 
 typedef float OwnRows[K_PART / 8][4]; // 16 rows of the warp's columns of K
 
 // What the kernel holds besides.
 struct Arrays {
+    u8* flow;
     float* rise; // e^{sum of g} from the start of a block to its token, (C, K+)
     float* fall; // from after the token to the end of its block
-    u8* flow;    // the ring of the stream, then the rows of the levels
+    operand* levels;
+    float* partial;
+    INPUT *queries, *keys;
+    GATE* gates;
     operand* pairs;
     float* blocks[2]; // dP, dL of the blocks on the diagonal
 };
 __device__ __forceinline__ Arrays arrays_in(u8* shared) {
     Arrays x;
-    x.rise = (float*)shared;
+    x.flow = shared;
+    x.rise = x.partial = (float*)shared;
     x.fall = x.rise + DECAY_ARRAY;
-    x.flow = (u8*)(x.fall + DECAY_ARRAY);
+    x.levels = (operand*)(x.fall + DECAY_ARRAY);
+    x.queries = (INPUT*)(x.partial + 3 * DECAY_ARRAY);
+    x.keys = x.queries + CHUNK * K_BLOCK;
+    x.gates = (GATE*)(x.keys + CHUNK * K_BLOCK);
     x.pairs = (operand*)(x.flow + FLOW_BYTES);
     x.blocks[0] = (float*)(x.pairs + PAIRS * PAIR_SQUARE);
     x.blocks[1] = x.blocks[0] + TILES * BLOCK_PAIRS;
     return x;
 }
 
-// sum_v dS S by channels, from global memory; parts lie in `parts` between two barriers.
-__device__ __forceinline__ void state_dots(const ChunkParams& p, Shared& s, long long square, float* parts) {
-    constexpr int VECTOR = 16 / OPERAND_BYTES, VECTORS = KD / VECTOR, ROWS = THREADS / VECTORS;
-    const int vector = threadIdx.x % VECTORS, first = threadIdx.x / VECTORS, channel = VECTOR * vector;
-    if (first < ROWS) {
-        float sums[VECTOR] = {};
-#pragma unroll 2
-        for (int v = first; v < VD; v += ROWS) {
-            const long long at = (square * VD + v) * KD + channel;
-            const uint4 a = *(const uint4*)(p.states + at), b = *(const uint4*)(p.d_states + at);
-            const int part = 2 * (v / 16) + channel / (KD / 2);
-            const float scale = s.scales[STATES][part] * s.scales[D_STATES][part];
-#pragma unroll
-            for (int e = 0; e < VECTOR; e += 2) {
-                const float2 x = load_pair((const operand*)&a + e), y = load_pair((const operand*)&b + e);
-                sums[e] = fmaf(x.x * y.x, scale, sums[e]);
-                sums[e + 1] = fmaf(x.y * y.y, scale, sums[e + 1]);
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) parts[first * KD + channel + e] = sums[e];
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < KD; c += THREADS) {
-        float sum = 0.0f;
-        for (int row = 0; row < ROWS; ++row) sum += parts[row * KD + c];
-        s.state_dots[c] = sum * p.scale_unit;
-    }
-    __syncthreads();
-}
-
-// dv = w Y and dw = v Y of one block of V.
-__device__ __forceinline__ void values_of_block(const ChunkParams& p, const Shared& s, int chunk, int head, const u8* stage,
-                                                int v) {
+// dv = w Y and dw = v Y; the blocks of a chunk and head share the rows.
+__device__ __forceinline__ void values(const ChunkParams& p, const Shared& s, int chunk, int head, long long square) {
     struct __align__(4 * sizeof(INPUT)) FourInputs {
         INPUT x[4];
     };
     struct __align__(4 * sizeof(GATE)) FourGates {
         GATE x[4];
     };
-    const operand* adjoints = (const operand*)(stage + INPUT_TILE + OPERAND_TILE);
-    const int length = p.chunk_length[chunk];
+    struct __align__(4 * OPERAND_BYTES) FourOperands {
+        operand x[4];
+    };
+    const int length = p.chunk_length[chunk], first = blockIdx.x % K_BLOCKS * THREADS + threadIdx.x;
+    const long long token = p.chunk_token[chunk];
 #pragma unroll 2
-    for (int i = threadIdx.x; i < CHUNK * V_BLOCK / 4; i += THREADS) {
-        const int row = i / (V_BLOCK / 4), column = 4 * (i % (V_BLOCK / 4));
+    for (int i = first; i < CHUNK * VD / 4; i += K_BLOCKS * THREADS) {
+        const int row = i / (VD / 4), column = 4 * (i % (VD / 4));
         if (row >= length) continue;
-        const long long at = ((long long)(p.chunk_token[chunk] + row) * p.value_heads + head) * VD + v + column;
+        const long long at = ((token + row) * p.value_heads + head) * VD + column;
         const FourInputs value = *(const FourInputs*)(p.v + at);
         const FourGates gate = *(const FourGates*)(p.channels.w + at);
-        const operand* from = adjoints + row * OPERAND_PITCH + column;
-        const float scale = s.scales[ADJOINTS][2 * ((v + column) / 16) + row / (CHUNK / 2)];
-        const float2 low = load_pair(from), high = load_pair(from + 2);
-        const float y[4] = {low.x * scale, low.y * scale, high.x * scale, high.y * scale};
+        const FourOperands adjoint = *(const FourOperands*)(p.adjoints + (square * CHUNK + row) * VD + column);
+        const float scale = s.scales[ADJOINTS][2 * (column / 16) + row / (CHUNK / 2)];
         FourInputs dv;
         FourGates dw;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            dv.x[e] = from_float<INPUT>(to_float(gate.x[e]) * y[e]);
-            dw.x[e] = from_float<GATE>(to_float(value.x[e]) * y[e]);
+            const float y = from_operand(adjoint.x[e]) * scale;
+            dv.x[e] = from_float<INPUT>(to_float(gate.x[e]) * y);
+            dw.x[e] = from_float<GATE>(to_float(value.x[e]) * y);
         }
         *(FourInputs*)(p.dv + at) = dv;
         *(FourGates*)(p.channels.dw + at) = dw;
     }
 }
 
-// The squares to shared memory: blocks on the diagonal in binary32, those below as operands with their weights.
+// Adds what a block of V, the one from v on, adds to sum_v dS S: each warp takes every WARPS-th row, each lane two channels.
+__device__ __forceinline__ void add_state_dots(float2& dots, const Shared& s, const Stage& stage, const Place& at, int v) {
+    const int channel = 2 * at.lane;
+    if (channel >= K_BLOCK) return;
+    static_assert(V_BLOCK % WARPS == 0, "the warps share the rows");
+#pragma unroll
+    for (int row = at.warp; row < V_BLOCK; row += WARPS) {
+        const int part = 2 * ((v + row) / 16) + (at.first_k + channel) / (KD / 2);
+        const float scale = s.scales[STATES][part] * s.scales[D_STATES][part];
+        const float2 x = load_pair(stage.states + row * STATE_PITCH + channel);
+        const float2 y = load_pair(stage.d_states + row * STATE_PITCH + channel);
+        dots.x = fmaf(x.x * y.x, scale, dots.x);
+        dots.y = fmaf(x.y * y.y, scale, dots.y);
+    }
+}
+
+// Adds a block of V to dP and -dL, without masks.
+__device__ __forceinline__ void add_squares(float (&dp)[J_PART / 8][4], float (&dl)[J_PART / 8][4], const StreamScales& s,
+                                            const Stage& stage, const Place& at, int v) {
+#pragma unroll 1
+    for (int c = 0; c < V_BLOCK / 16; ++c) {
+        const int tile = v / 16 + c;
+        const Left output = left_of_input(stage.d_output + at.first_row * INPUT_PITCH + 16 * c,
+                                          s.factors[D_SCORES][at.row_half()][at.j_half()][tile], at);
+        Left adjoint = load_left(stage.adjoints + at.first_row * OPERAND_PITCH + 16 * c, OPERAND_PITCH);
+        scale_left(adjoint, s.factors[D_LOWER][at.row_half()][at.j_half()][tile]);
+        products_nt(dp, output, dl, adjoint, stage.writes + at.first_j * OPERAND_PITCH + 16 * c, OPERAND_PITCH);
+    }
+}
+
+// The same for do S^T, Y S^T and U dS^T.
+__device__ __forceinline__ void add_states(OwnRows& output, OwnRows& adjoint, OwnRows& write, const StreamScales& s,
+                                           const Stage& stage, const Place& at, int v) {
+#pragma unroll 1
+    for (int c = 0; c < V_BLOCK / 16; ++c) {
+        auto factor = [&](Product which) { return s.factors[which][at.row_half()][at.column_half()][v / 16 + c]; };
+        const int states = 16 * c * STATE_PITCH + at.first_column, left = at.first_row * OPERAND_PITCH + 16 * c;
+        const Left of_output =
+            left_of_input(stage.d_output + at.first_row * INPUT_PITCH + 16 * c, factor(OUTPUT_STATE), at);
+        Left of_adjoint = load_left(stage.adjoints + left, OPERAND_PITCH);
+        scale_left(of_adjoint, factor(ADJOINT_STATE));
+        products_nn(output, of_output, adjoint, of_adjoint, stage.states + states, STATE_PITCH);
+        Left of_write = load_left(stage.writes + left, OPERAND_PITCH);
+        scale_left(of_write, factor(WRITE_D_STATE));
+        product_nn(write, of_write, stage.d_states + states, STATE_PITCH);
+    }
+}
+
+// The squares to shared memory: blocks on the diagonal in binary32, those below as operands with their weights. Sums the
+// state dots of the warps along the way.
 __device__ __forceinline__ void store_squares(Shared& s, const Arrays& x, const Place& at, float (&dp)[J_PART / 8][4],
-                                              float (&dl)[J_PART / 8][4]) {
+                                              float (&dl)[J_PART / 8][4], float scale_unit) {
     const int tile_row = at.first_row / 16, first_tile = at.first_j / 16;
     float largest[PAIRS] = {};
 #pragma unroll
@@ -172,6 +206,12 @@ __device__ __forceinline__ void store_squares(Shared& s, const Arrays& x, const 
         for (int w = 0; w < WARPS; ++w)
             of_block = fmaxf(of_block, MODE == MODE_F16 ? s.largest[threadIdx.x][w] : 0.0f);
         s.scale[threadIdx.x] = scale_for(of_block);
+    }
+    for (int channel = threadIdx.x; channel < K_BLOCK; channel += THREADS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += s.dots[w][channel];
+        s.state_dots[channel] = sum * scale_unit;
     }
     __syncthreads();
     if (!at.squares) return;
@@ -216,150 +256,217 @@ __device__ __forceinline__ void decay_rows(OwnRows& rows, const float* tokens, c
     }
 }
 
-// to[column], where it is to be `added` to that, = the sum of x * dx over the 16 rows of the warp, where x are rows of s q, of b k
-// or of k.
+// Where a thread finds its two rows, of its columns, in q and k and in b.
+struct RowPlaces {
+    u32 qk[2], gates[2]; // 32 bits hold every place in a tensor
+    bool inside[2];
+};
+__device__ __forceinline__ RowPlaces places_of_rows(const ChunkParams& p, const Place& at, int chunk, int head, int qk_head) {
+    RowPlaces rows;
+    const u32 token = p.chunk_token[chunk], column = at.first_k + at.first_column + 2 * at.quad;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int i = at.first_row + at.row + 8 * half;
+        rows.inside[half] = i < p.chunk_length[chunk];
+        rows.qk[half] = ((token + i) * p.qk_heads + qk_head) * KD + column;
+        rows.gates[half] = ((token + i) * p.value_heads + head) * KD + column;
+    }
+    return rows;
+}
+
+// Adds x * dx of the thread's rows by columns, where x are rows of s q, of b k or of k.
+typedef float ColumnSums[K_PART / 4];
 enum Of { OF_QUERY, OF_ERASE, OF_KEY };
-template <Of What, bool Added>
-__device__ __forceinline__ void sum_rows(float* to, const ChunkParams& p, const Place& at, const OwnRows& dx) {
-    const int chunk = blockIdx.x, head = blockIdx.y, qk_head = head / (p.value_heads / p.qk_heads);
-    const int column = at.first_column + 2 * at.quad, length = p.chunk_length[chunk];
-    const long long token = p.chunk_token[chunk] + at.first_row + at.row;
-    const INPUT* from = (What == OF_QUERY ? p.q : p.k) + (token * p.qk_heads + qk_head) * KD + column;
-    const GATE* gates = p.channels.b + (token * p.value_heads + head) * KD + column;
+template <Of What>
+__device__ __forceinline__ void add_rows(ColumnSums& sums, const ChunkParams& p, const RowPlaces& rows, const OwnRows& dx) {
 #pragma unroll
-    for (int n = 0; n < K_PART / 8; ++n) {
-        float2 sum = make_float2(0.0f, 0.0f);
+    for (int half = 0; half < 2; ++half) {
+        if (!rows.inside[half]) continue;
+        const INPUT* from = (What == OF_QUERY ? p.q : p.k) + rows.qk[half];
+        const GATE* gates = p.channels.b + rows.gates[half];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (at.first_row + at.row + 8 * half >= length) continue;
-            float2 x = load_two(from + 8 * half * p.qk_heads * KD + 8 * n);
+        for (int n = 0; n < K_PART / 8; ++n) {
+            float2 x = load_two(from + 8 * n);
             if (What == OF_QUERY) x = make_float2(p.scale * x.x, p.scale * x.y);
             if (What == OF_ERASE) {
-                const float2 b = load_two(gates + 8 * half * p.value_heads * KD + 8 * n);
+                const float2 b = load_two(gates + 8 * n);
                 x = make_float2(b.x * x.x, b.y * x.y);
             }
-            sum.x = fmaf(x.x, dx[n][2 * half], sum.x);
-            sum.y = fmaf(x.y, dx[n][2 * half + 1], sum.y);
-        }
-#pragma unroll
-        for (int offset = 4; offset < 32; offset <<= 1) {
-            sum.x += __shfl_xor_sync(0xffffffffu, sum.x, offset);
-            sum.y += __shfl_xor_sync(0xffffffffu, sum.y, offset);
-        }
-        if (at.row == 0) {
-            float2* place = (float2*)(to + column + 8 * n);
-            if (Added) sum = make_float2(place->x + sum.x, place->y + sum.y);
-            *place = sum;
+            sums[2 * n] = fmaf(x.x, dx[n][2 * half], sums[2 * n]);
+            sums[2 * n + 1] = fmaf(x.y, dx[n][2 * half + 1], sums[2 * n + 1]);
         }
     }
 }
+// Sums them over the 16 rows of the warp: each exchange halves what a lane still holds.
+__device__ __forceinline__ void store_sums(float* to, ColumnSums& sums, const Place& at) {
+    constexpr int COLUMNS = K_PART / 4; // of a quad: 8 or 4
+    static_assert(COLUMNS == 8 || COLUMNS == 4, "a warp has 16 or 32 columns");
+#pragma unroll
+    for (int offset = 16, step = 0; offset >= 4; offset >>= 1, ++step) {
+        const int held = COLUMNS >> (step + 1);
+        const bool upper = at.lane & offset;
+        if (held == 0) sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], offset);
+#pragma unroll
+        for (int m = 0; m < held; ++m) {
+            const float kept = upper ? sums[m + held] : sums[m], sent = upper ? sums[m] : sums[m + held];
+            sums[m] = kept + __shfl_xor_sync(0xffffffffu, sent, offset);
+        }
+    }
+    const int number = at.row / (8 / COLUMNS);
+    if (at.row % (8 / COLUMNS) == 0) to[at.first_column + 8 * (number / 2) + 2 * at.quad + number % 2] = sums[0];
+}
+__device__ __forceinline__ void clear_sums(ColumnSums& sums) {
+#pragma unroll
+    for (int n = 0; n < K_PART / 4; ++n) sums[n] = 0.0f;
+}
 
 __device__ __forceinline__ LevelRows level_rows(const Arrays& x, int level) {
-    operand* at = (operand*)x.flow + level * 3 * LEVEL_TILE;
+    operand* at = x.levels + level * 3 * LEVEL_TILE;
     return {at, at + LEVEL_TILE, at + 2 * LEVEL_TILE};
 }
 // The place of a block among the left or the right ones of a level.
 __device__ __forceinline__ int place_of_block(int block, int h) { return block / (2 * h) * h + block % h; }
 
-// A row of one tensor for all levels in which its block is left, or right.
+// A row of one tensor, times its power of two, for all levels in which its block is left, or right.
 template <bool Left>
-__device__ __forceinline__ void level_rows_of(const Shared& s, const Arrays& x, const RowPart& row, RowPart& decay, int i,
+__device__ __forceinline__ void level_rows_of(const Shared& s, const Arrays& x, const RowPart& row, float factor, int i,
                                               operand* LevelRows::*tensor) {
     const int block = i / 16;
-    const float factor = row_factor(largest_of_row(row));
+    RowPart decay;
 #pragma unroll
     for (int level = 0; level < LEVELS; ++level) {
         const int h = blocks_of_level(level);
         if (is_left(block, h) != Left) continue;
         load_row(decay, (Left ? x.rise : x.fall) + i * DECAY_PITCH, true);
         reach_split(decay, s.decays, block, h);
-        store_row(level_rows(x, level).*tensor + (16 * place_of_block(block, h) + i % 16) * ROW_PITCH, row, factor, decay);
+        store_row(level_rows(x, level).*tensor + (16 * place_of_block(block, h) + i % 16) * STATE_PITCH, row, factor, decay);
     }
 }
 // All of them.
-__device__ __forceinline__ void make_level_rows(const ChunkParams& p, const Shared& s, const Arrays& x, int chunk, int head,
-                                                int qk_head) {
+__device__ __forceinline__ void make_level_rows(const ChunkParams& p, const Shared& s, const Arrays& x, int first_k, int chunk,
+                                                int head, int qk_head) {
 #pragma unroll 1
     for (int i = threadIdx.x / ROW_LANES; i < CHUNK; i += THREADS / ROW_LANES) {
         const bool inside = i < p.chunk_length[chunk];
-        const long long token = p.chunk_token[chunk] + i, qk_row = (token * p.qk_heads + qk_head) * KD;
-        RowPart row, decay;
-        // One tensor after the other: the gradients are in registers meanwhile.
-        load_row(row, p.k + qk_row, inside);
-        level_rows_of<false>(s, x, row, decay, i, &LevelRows::keys);
-        keep_loads_behind();
-        load_row(decay, p.channels.b + (token * p.value_heads + head) * KD, inside);
-        multiply_row(row, decay);
-        level_rows_of<true>(s, x, row, decay, i, &LevelRows::erase);
-        keep_loads_behind();
-        load_row(row, p.q + qk_row, inside);
-        level_rows_of<true>(s, x, row, decay, i, &LevelRows::queries);
+        const long long token = p.chunk_token[chunk] + i, qk_row = (token * p.qk_heads + qk_head) * KD + first_k;
+        RowPart key, query, erase;
+        load_row(key, p.k + qk_row, inside);
+        load_row(erase, p.channels.b + (token * p.value_heads + head) * KD + first_k, inside);
+        load_row(query, p.q + qk_row, inside);
+        multiply_row(erase, key);
+        level_rows_of<false>(s, x, key, inverse_of(s.rows[KEY][i]), i, &LevelRows::keys);
+        level_rows_of<true>(s, x, erase, inverse_of(s.rows[BETA][i]), i, &LevelRows::erase);
+        level_rows_of<true>(s, x, query, s.query_factor[i], i, &LevelRows::queries);
     }
 }
 
-// What one level adds to a gradient: pairs of blocks times rows, decayed. With `Transposed` the gradient is N of a right block,
-// else D or A of a left one. The sum over its rows goes to `sums`, where there is such a place.
-template <Pairs Which, bool Added, Of What>
-__device__ __forceinline__ void add_pairs(OwnRows& gradient, float* sums, const ChunkParams& p, const Shared& s, const Arrays& x,
-                                          const Place& at, const operand* tiles, int h) {
-    constexpr bool Transposed = Which == SCORE_QUERIES || Which == LOWER_ERASE;
-    const int block = at.first_row / 16, first = block / (2 * h) * 2 * h + (Transposed ? h : 0);
-    const operand* pairs = x.pairs + Which * PAIR_SQUARE - 16 * PAIR_PITCH;
-    OwnRows sum;
-    clear(sum);
+// What one level adds to the gradients: pairs of blocks times rows, decayed; to D and A of a left block.
+__device__ __forceinline__ void add_left(const ChunkParams& p, Shared& s, const Arrays& x, const Place& at, int h,
+                                         const operand* keys, const RowPlaces& rows, OwnRows& d_query, OwnRows& d_erase) {
+    const int block = at.first_row / 16, first = block / (2 * h) * 2 * h;
+    const operand* pairs = x.pairs + (at.first_row - 16) * PAIR_PITCH;
+    OwnRows of_query, of_erase;
+    clear(of_query);
+    clear(of_erase);
 #pragma unroll 1
     for (int other = first; other < first + h; ++other) {
-        const Left left = Transposed ? load_left_transposed(pairs + 16 * other * PAIR_PITCH + at.first_row, PAIR_PITCH)
-                                     : load_left(pairs + at.first_row * PAIR_PITCH + 16 * other, PAIR_PITCH);
-        product_nn(sum, left, tiles + 16 * place_of_block(other, h) * ROW_PITCH + at.first_column, ROW_PITCH);
+        const Left score = load_left(pairs + SCORE_KEYS * PAIR_SQUARE + 16 * other, PAIR_PITCH);
+        const Left lower = load_left(pairs + LOWER_KEYS * PAIR_SQUARE + 16 * other, PAIR_PITCH);
+        products_nn(of_query, score, of_erase, lower,
+                    keys + 16 * place_of_block(other, h) * STATE_PITCH + at.first_column, STATE_PITCH);
     }
-    const float* far = nullptr;
-    if (sums) far = s.decays.own[Transposed ? block + 1 : block - 1];
-    decay_rows(sum, Transposed ? x.fall : x.rise, far, s.scale[Which].inverse, at);
+    const bool between = block % h != 0; // is there a block between this one and the others?
+    const float* far = between ? s.decays.own[block - 1] : nullptr;
+    decay_rows(of_query, x.rise, far, s.scale[SCORE_KEYS].inverse, at);
+    decay_rows(of_erase, x.rise, far, s.scale[LOWER_KEYS].inverse, at);
 #pragma unroll
     for (int n = 0; n < K_PART / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) gradient[n][e] += sum[n][e];
-    if (sums) sum_rows<What, Added>(sums, p, at, sum);
+        for (int e = 0; e < 4; ++e) {
+            d_query[n][e] += of_query[n][e];
+            d_erase[n][e] += of_erase[n][e];
+        }
+    if (!between) return;
+    ColumnSums sums;
+    clear_sums(sums);
+    add_rows<OF_QUERY>(sums, p, rows, of_query);
+    add_rows<OF_ERASE>(sums, p, rows, of_erase);
+    store_sums(s.level_sums[1], sums, at);
+}
+// To N of a right block.
+__device__ __forceinline__ void add_right(const ChunkParams& p, Shared& s, const Arrays& x, const Place& at, int h,
+                                          const LevelRows& tiles, const RowPlaces& rows, OwnRows& d_key) {
+    const int block = at.first_row / 16, first = block / (2 * h) * 2 * h + h;
+    const operand* pairs = x.pairs - 16 * PAIR_PITCH + at.first_row;
+    OwnRows of_scores, of_lower;
+    clear(of_scores);
+    clear(of_lower);
+#pragma unroll 1
+    for (int other = first; other < first + h; ++other) {
+        const int tile = 16 * place_of_block(other, h) * STATE_PITCH + at.first_column;
+        product_nn(of_scores, load_left_transposed(pairs + SCORE_QUERIES * PAIR_SQUARE + 16 * other * PAIR_PITCH, PAIR_PITCH),
+                   tiles.queries + tile, STATE_PITCH);
+        product_nn(of_lower, load_left_transposed(pairs + LOWER_ERASE * PAIR_SQUARE + 16 * other * PAIR_PITCH, PAIR_PITCH),
+                   tiles.erase + tile, STATE_PITCH);
+    }
+#pragma unroll
+    for (int n = 0; n < K_PART / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            of_scores[n][e] = fmaf(of_scores[n][e], s.scale[SCORE_QUERIES].inverse, of_lower[n][e] * s.scale[LOWER_ERASE].inverse);
+    const bool between = block % h != h - 1;
+    decay_rows(of_scores, x.fall, between ? s.decays.own[block + 1] : nullptr, 1.0f, at);
+#pragma unroll
+    for (int n = 0; n < K_PART / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d_key[n][e] += of_scores[n][e];
+    if (!between) return;
+    ColumnSums sums;
+    clear_sums(sums);
+    add_rows<OF_KEY>(sums, p, rows, of_scores);
+    store_sums(s.level_sums[0], sums, at);
 }
 __device__ __forceinline__ void add_level(const ChunkParams& p, Shared& s, const Arrays& x, const Place& at, int level,
-                                          OwnRows& d_query, OwnRows& d_erase, OwnRows& d_key) {
-    const int block = at.first_row / 16, h = blocks_of_level(level);
+                                          const RowPlaces& rows, OwnRows& d_query, OwnRows& d_erase, OwnRows& d_key) {
+    const int h = blocks_of_level(level);
     const LevelRows tiles = level_rows(x, level);
-    if (is_left(block, h)) {
-        float* sums = block % h != 0 ? s.level_sums[1] : nullptr; // where a block lies between
-        add_pairs<SCORE_KEYS, false, OF_QUERY>(d_query, sums, p, s, x, at, tiles.keys, h);
-        add_pairs<LOWER_KEYS, true, OF_ERASE>(d_erase, sums, p, s, x, at, tiles.keys, h);
-    } else {
-        float* sums = block % h != h - 1 ? s.level_sums[0] : nullptr;
-        add_pairs<SCORE_QUERIES, false, OF_KEY>(d_key, sums, p, s, x, at, tiles.queries, h);
-        add_pairs<LOWER_ERASE, true, OF_KEY>(d_key, sums, p, s, x, at, tiles.erase, h);
-    }
+    if (is_left(at.first_row / 16, h))
+        add_left(p, s, x, at, h, tiles.keys, rows, d_query, d_erase);
+    else
+        add_right(p, s, x, at, h, tiles, rows, d_key);
 }
 
-// The rest, for one channel and block of 16: pairs within the block, all gradients of its rows, dg.
-__device__ __forceinline__ void finish_block(const ChunkParams& p, const Shared& s, const Arrays& x, const float* partial,
-                                             int chunk, int head, int qk_head, int block, int channel) {
+// Starts the copies of the rows of q, k and b.
+__device__ __forceinline__ void copy_last_rows(const ChunkParams& p, const Arrays& x, int first_k, int chunk, int head,
+                                               int qk_head) {
+    const int length = p.chunk_length[chunk];
+    const long long token = p.chunk_token[chunk];
+    const long long qk_at = (token * p.qk_heads + qk_head) * KD + first_k, at = (token * p.value_heads + head) * KD + first_k;
+    constexpr int INPUTS = K_BLOCK * (int)sizeof(INPUT), GATES = K_BLOCK * (int)sizeof(GATE); // bytes of a row
+    const int qk_pitch = p.qk_heads * KD * (int)sizeof(INPUT), pitch = p.value_heads * KD * (int)sizeof(GATE);
+    copy_tile<CHUNK, INPUTS>(shared_address(x.queries), INPUTS, p.q + qk_at, qk_pitch, length);
+    copy_tile<CHUNK, INPUTS>(shared_address(x.keys), INPUTS, p.k + qk_at, qk_pitch, length);
+    copy_tile<CHUNK, GATES>(shared_address(x.gates), GATES, p.channels.b + at, pitch, length);
+    copy_async_commit();
+}
+
+// The rest, for one channel and block of 16: pairs within the block, all gradients of its rows, dg; from the decays of its tokens.
+__device__ __forceinline__ void finish_block(const ChunkParams& p, const Shared& s, const Arrays& x, const float (&decay)[16],
+                                             int first_k, int chunk, int head, int qk_head, int block, int channel) {
     const int length = p.chunk_length[chunk] - 16 * block;
-    // 32 bits hold every place in a tensor, and spare registers.
-    const u32 token = p.chunk_token[chunk] + 16 * block;
-    const u32 qk_at = (token * p.qk_heads + qk_head) * KD + channel, at = (token * p.value_heads + head) * KD + channel;
+    if (length <= 0) return;
+    const u32 token = p.chunk_token[chunk] + 16 * block; // 32 bits hold every place in a tensor, and spare registers
+    const u32 qk_at = (token * p.qk_heads + qk_head) * KD + first_k + channel;
+    const u32 at = (token * p.value_heads + head) * KD + first_k + channel;
     const u32 qk_pitch = p.qk_heads * KD, pitch = p.value_heads * KD;
-    float decay[16], query[16], erase[16], d_query[16], d_erase[16];
-    load_log_decays(decay, p, chunk, head, block, channel);
-    keep_loads_behind();
+    const int first = 16 * block * K_BLOCK + channel; // in the tiles; rows beyond the last token are zero
+    float query[16], erase[16], d_query[16], d_erase[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        decay[i] = exponential(decay[i]);
-        query[i] = i < length ? p.scale * to_float(p.q[qk_at + i * qk_pitch]) : 0.0f;
-    }
-    keep_loads_behind();
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        erase[i] = i < length ? to_float(p.k[qk_at + i * qk_pitch]) * to_float(p.channels.b[at + i * pitch]) : 0.0f;
+        query[i] = p.scale * to_float(x.queries[first + i * K_BLOCK]);
+        erase[i] = to_float(x.keys[first + i * K_BLOCK]) * to_float(x.gates[first + i * K_BLOCK]);
         d_query[i] = d_erase[i] = 0.0f;
     }
-    keep_loads_behind();
     // What earlier blocks leave in the next state, and reads by later blocks of the right half.
     float before = 0.0f, after = s.whole[channel] * s.state_dots[channel];
 #pragma unroll
@@ -370,30 +477,29 @@ __device__ __forceinline__ void finish_block(const ChunkParams& p, const Shared&
     if (LEVELS > 1 && block == 1) before += s.level_sums[0][channel];
     if (LEVELS > 1 && block == TILES - 2) after += s.level_sums[1][channel];
 
-    const float* from = partial + 16 * block * DECAY_PITCH + channel;
+    const float* from = x.partial + 16 * block * DECAY_PITCH + channel;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-        if (j % ROWS_LOADED == 0) keep_loads_behind();
-        const bool inside = j < length;
-        const float key = inside ? to_float(p.k[qk_at + j * qk_pitch]) : 0.0f;
+        if (j % 2 == 0) keep_loads_behind();
+        const float key = to_float(x.keys[first + j * K_BLOCK]), b = to_float(x.gates[first + j * K_BLOCK]);
         const float* scores = x.blocks[0] + (block * 16 + j) * 16;
         const float* lower = x.blocks[1] + (block * 16 + j) * 16;
-        float d_key = 0.0f, product = 1.0f;
+        // Down the column the key is decayed from row to row, up the column what the rows below have summed.
+        float decayed = key, d_key = 0.0f;
 #pragma unroll
         for (int i = j + 1; i < 16; ++i) {
-            product *= decay[i];
-            const float score = scores[i] * product, of_lower = lower[i] * product;
-            d_query[i] = fmaf(score, key, d_query[i]);
-            d_erase[i] = fmaf(of_lower, key, d_erase[i]);
-            d_key = fmaf(score, query[i], d_key);
-            d_key = fmaf(of_lower, erase[i], d_key);
+            decayed *= decay[i];
+            d_query[i] = fmaf(scores[i], decayed, d_query[i]);
+            d_erase[i] = fmaf(lower[i], decayed, d_erase[i]);
         }
+#pragma unroll
+        for (int i = 15; i > j; --i) d_key = decay[i] * fmaf(lower[i], erase[i], fmaf(scores[i], query[i], d_key));
         // Row j is complete.
         const float other_query = from[j * DECAY_PITCH], other_erase = from[DECAY_ARRAY + j * DECAY_PITCH];
         const float other_key = from[2 * DECAY_ARRAY + j * DECAY_PITCH];
         const float of_query = other_query + d_query[j], of_erase = other_erase + d_erase[j];
-        if (inside) {
-            const float own = scores[j], b = to_float(p.channels.b[at + j * pitch]);
+        if (j < length) {
+            const float own = scores[j];
             const float dq = p.scale * fmaf(own, key, of_query);
             const float dk = fmaf(b, of_erase, other_key) + fmaf(own, query[j], d_key);
             if (p.channels.d_queries) {
@@ -417,66 +523,81 @@ __device__ __forceinline__ void finish_block(const ChunkParams& p, const Shared&
     }
 }
 
-// Grid: chunks, HV.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn2_gradient(const __grid_constant__ ChunkParams p) {
+// Grid: chunks times blocks of K, HV.
+extern "C" __global__ void __launch_bounds__(THREADS, K_BLOCK == 64 ? SHARING : 1) gdn2_gradient(const __grid_constant__ ChunkParams p) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Shared s;
     const Arrays x = arrays_in(shared);
     const Place at = place_of_warp();
-    const int chunk = blockIdx.x, head = blockIdx.y, qk_head = head / (p.value_heads / p.qk_heads);
+    const int chunk = chunk_of_block(), head = blockIdx.y, qk_head = head / (p.value_heads / p.qk_heads);
     const int block = at.first_row / 16;
     const long long square = (long long)chunk * p.value_heads + head;
 
     wait_for_kernel_before();
-    Stream stream = {p, x.flow, chunk, head, ITEMS, 0};
+    Stream stream = {p, ((long long)p.chunk_token[chunk] * p.value_heads + head) * VD, square * CHUNK * VD,
+                     square * VD * KD + at.first_k, x.flow, p.chunk_length[chunk], 0};
     stream.begin();
-    sum_log_decays<THREADS>(s.decays, p, chunk, head);
-    for (int i = threadIdx.x; i < (KEY + 1) * CHUNK; i += THREADS)
-        s.rows[i / CHUNK][i % CHUNK] = p.coefficients[square * COEFFICIENT_NUMBERS + i] * (i / CHUNK == QUERY ? p.scale_unit : 1.0f);
+    sum_log_decays<THREADS>(s.decays, p, chunk, head, at.first_k);
+    for (int i = threadIdx.x; i < (KEY + 1) * CHUNK; i += THREADS) {
+        const float weight = p.coefficients[square * COEFFICIENT_NUMBERS + i];
+        s.rows[i / CHUNK][i % CHUNK] = weight * (i / CHUNK == QUERY ? p.scale_unit : 1.0f);
+        // QUERY is s / scale_unit over the factor.
+        if (i / CHUNK == QUERY) s.query_factor[i % CHUNK] = p.scale == 0.0f ? 0.0f : p.scale / p.scale_unit / weight;
+    }
     load_scales(p, s, square);
     make_block_decays<THREADS>(s.decays, s.whole);
-    state_dots(p, s, square, x.rise);
-#pragma unroll 1
-    for (int task = threadIdx.x; task < TILES * KD; task += THREADS) {
-        float g[16];
-        load_log_decays(g, p, chunk, head, task / KD, task % KD);
-        const int first = task / KD * 16 * DECAY_PITCH + task % KD;
-        token_decays(g, x.rise + first, x.fall + first, DECAY_PITCH);
-    }
-
-    {
-        float dp[J_PART / 8][4], dl[J_PART / 8][4], none[2];
-        clear(dp);
-        clear(dl);
-#pragma unroll 1
-        for (int v = 0; v < VD; v += V_BLOCK) {
-            const u8* stage = stream.arrive();
-            if (at.squares) squares_of_block(stage, s, at, v, dp, dl, none);
-            values_of_block(p, s, chunk, head, stage, v);
-            stream.leave();
-        }
-        store_squares(s, x, at, dp, dl);
-    }
+    values(p, s, chunk, head, square);
 
     OwnRows d_query, d_erase, d_key;
-    product_with_state<OUTPUT_STATE>(d_query, s, at, stream);
+    clear(d_query);
+    clear(d_erase);
+    clear(d_key);
+    {
+        float dp[J_PART / 8][4], dl[J_PART / 8][4];
+        clear(dp);
+        clear(dl);
+        float2 dots = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+        for (int v = 0; v < VD; v += V_BLOCK) {
+            const Stage stage = stream.arrive();
+            if (at.squares) add_squares(dp, dl, s, stage, at, v);
+            add_states(d_query, d_erase, d_key, s, stage, at, v);
+            add_state_dots(dots, s, stage, at, v);
+            stream.leave();
+        }
+        if (2 * at.lane < K_BLOCK) *(float2*)(s.dots[at.warp] + 2 * at.lane) = dots;
+        store_squares(s, x, at, dp, dl, p.scale_unit);
+    }
+    // All are done with the ring.
+#pragma unroll 1
+    for (int task = threadIdx.x; task < TILES * K_BLOCK; task += THREADS) {
+        float g[16];
+        load_log_decays(g, p, chunk, head, task / K_BLOCK, at.first_k + task % K_BLOCK);
+        const int first = task / K_BLOCK * 16 * DECAY_PITCH + task % K_BLOCK;
+        token_decays(g, x.rise + first, x.fall + first, DECAY_PITCH);
+    }
+    __syncthreads();
+    make_level_rows(p, s, x, at.first_k, chunk, head, qk_head);
     decay_rows(d_query, x.rise, s.decays.before[block], s.most[D_OUTPUT] * s.most[STATES], at);
-    product_with_state<ADJOINT_STATE>(d_erase, s, at, stream);
     decay_rows(d_erase, x.rise, s.decays.before[block], -(s.most[ADJOINTS] * s.most[STATES]), at);
-    product_with_state<WRITE_D_STATE>(d_key, s, at, stream);
     decay_rows(d_key, x.fall, s.decays.after[block], s.most[WRITES] * s.most[D_STATES] * p.scale_unit, at);
-    sum_rows<OF_QUERY, false>(s.read_sums[block], p, at, d_query);
-    sum_rows<OF_ERASE, true>(s.read_sums[block], p, at, d_erase);
-    sum_rows<OF_KEY, false>(s.write_sums[block], p, at, d_key);
-
-    __syncthreads(); // the ring is free
-    make_level_rows(p, s, x, chunk, head, qk_head);
+    const RowPlaces rows = places_of_rows(p, at, chunk, head, qk_head);
+    {
+        ColumnSums sums;
+        clear_sums(sums);
+        add_rows<OF_QUERY>(sums, p, rows, d_query);
+        add_rows<OF_ERASE>(sums, p, rows, d_erase);
+        store_sums(s.read_sums[block], sums, at);
+        clear_sums(sums);
+        add_rows<OF_KEY>(sums, p, rows, d_key);
+        store_sums(s.write_sums[block], sums, at);
+    }
     __syncthreads();
 #pragma unroll
-    for (int level = 0; level < LEVELS; ++level) add_level(p, s, x, at, level, d_query, d_erase, d_key);
-    __syncthreads(); // and so are the decays and the rows
-    float* partial = (float*)shared;
-    float* to = partial + (at.first_row + at.row) * DECAY_PITCH + at.first_column + 2 * at.quad;
+    for (int level = 0; level < LEVELS; ++level) add_level(p, s, x, at, level, rows, d_query, d_erase, d_key);
+    __syncthreads(); // the decays, the rows and the pairs are done with
+    copy_last_rows(p, x, at.first_k, chunk, head, qk_head);
+    float* to = x.partial + (at.first_row + at.row) * DECAY_PITCH + at.first_column + 2 * at.quad;
 #pragma unroll
     for (int n = 0; n < K_PART / 8; ++n)
 #pragma unroll
@@ -486,8 +607,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn2_gradient(const __g
             *(float2*)(row + DECAY_ARRAY) = make_float2(d_erase[n][2 * half], d_erase[n][2 * half + 1]);
             *(float2*)(row + 2 * DECAY_ARRAY) = make_float2(d_key[n][2 * half], d_key[n][2 * half + 1]);
         }
+    static_assert(TILES * K_BLOCK <= THREADS, "a thread each channel and block");
+    const int own_block = threadIdx.x / K_BLOCK, channel = threadIdx.x % K_BLOCK;
+    const bool works = own_block < TILES;
+    float decay[16];
+    load_log_decays(decay, p, chunk, head, works ? own_block : 0, at.first_k + channel);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) decay[i] = exponential(decay[i]);
+    copy_async_wait<0>();
     __syncthreads();
-#pragma unroll 1
-    for (int task = threadIdx.x; task < TILES * KD; task += THREADS)
-        finish_block(p, s, x, partial, chunk, head, qk_head, task / KD, task % KD);
+    if (works) finish_block(p, s, x, decay, at.first_k, chunk, head, qk_head, own_block, channel);
 }

@@ -16,9 +16,11 @@
 constexpr int WARPS = PASS / 4;
 constexpr int THREADS = 32 * WARPS;
 constexpr int PASS_BLOCKS = PASS / 16;
-constexpr int BLOCKS_AT_ONCE = PASS == 32 ? 2 : 1; // on a multiprocessor with the shared memory of Hopper
-constexpr int CHANNEL_PART = KD / 32; // channels of a lane
-constexpr int GROUP_COLUMNS = 4;      // columns that a warp takes in a block
+constexpr int BLOCKS_AT_ONCE = PASS == 32 ? SHARING : 1;
+constexpr int GROUP_COLUMNS = 4; // columns that a warp takes in a block, half of them each half of its lanes;
+constexpr int LANE_COLUMNS = GROUP_COLUMNS / 2;
+constexpr int LANE_CHANNELS = KD / 16;                    // a lane has this many channels,
+constexpr int NEIGHBOURS = LANE_CHANNELS % 4 == 0 ? 4 : 2; // of which so many lie side by side
 static_assert(PASS == 16 || PASS == 32, "one or two blocks at a time");
 static_assert(CHUNK % PASS == 0, "a chunk is a whole number of passes");
 
@@ -62,21 +64,35 @@ __device__ __forceinline__ void store_array(float* to, const RowPart& x, float f
             make_float4(x[c][0] * factor, x[c][1] * factor, x[c][2] * factor, x[c][3] * factor);
 }
 
+// The row of this thread in k, b and q.
+struct RowOfPass {
+    Fetched<INPUT> key, query;
+    Fetched<GATE> gate;
+};
+__device__ __forceinline__ void fetch_pass(RowOfPass& row, const ChunkParams& p, int chunk, int head, int pass) {
+    const int i = pass * PASS + threadIdx.x / ROW_LANES;
+    const bool inside = i < p.chunk_length[chunk];
+    const long long token = p.chunk_token[chunk] + i;
+    const long long qk_row = (token * p.qk_heads + head / (p.value_heads / p.qk_heads)) * KD;
+    fetch_row(row.key, p.k + qk_row, inside);
+    fetch_row(row.gate, p.channels.b + (token * p.value_heads + head) * KD, inside);
+    fetch_row(row.query, p.q + qk_row, inside);
+}
+
 // Step 2, for the row of this thread. Where the decays were stand afterwards q times its power of two, and b k.
-__device__ __forceinline__ void rows_of_pass(const ChunkParams& p, Shared& s, int chunk, int head, int pass, float* rises,
-                                             float* falls, operand* levels) {
+__device__ __forceinline__ void rows_of_pass(const ChunkParams& p, Shared& s, const RowOfPass& fetched, int chunk, int head,
+                                             int pass, float* rises, float* falls, operand* levels) {
     const int row = threadIdx.x / ROW_LANES, i = pass * PASS + row, block = i / 16;
-    const bool writes = threadIdx.x % ROW_LANES == 0, inside = i < p.chunk_length[chunk];
-    const int qk_head = head / (p.value_heads / p.qk_heads);
-    const long long token = p.chunk_token[chunk] + i, qk_row = (token * p.qk_heads + qk_head) * KD;
+    const bool writes = threadIdx.x % ROW_LANES == 0;
     const long long tile = ((long long)chunk * p.value_heads + head) * ROW_TILE + i * ROW_PITCH;
     RowPart x, erase, decay, part;
 
     // k, which its decay to the end of the chunk and to the splits on its right hold for.
-    load_row(x, p.k + qk_row, inside);
-    load_row(erase, p.channels.b + (token * p.value_heads + head) * KD, inside);
+    widen_row(x, fetched.key);
+    widen_row(erase, fetched.gate);
     multiply_row(erase, x);
     const float key_factor = row_factor(largest_of_row(x));
+    keep_loads_behind();
     load_row(decay, s.decays.after[block], true);
     load_row(part, falls + row * KD, true);
     multiply_row(decay, part);
@@ -85,6 +101,7 @@ __device__ __forceinline__ void rows_of_pass(const ChunkParams& p, Shared& s, in
     for (int level = 0; level < LEVELS; ++level) {
         const int h = blocks_of_level(level);
         if (is_left(block, h)) continue;
+        keep_loads_behind();
         load_row(decay, falls + row * KD, true);
         reach_split(decay, s.decays, block, h);
         store_row(level_rows(levels, level).keys + (16 * (block % h) + i % 16) * ROW_PITCH, x, key_factor, decay);
@@ -95,17 +112,20 @@ __device__ __forceinline__ void rows_of_pass(const ChunkParams& p, Shared& s, in
 
     // b k and q, which the decays from the start of the chunk and from the splits on their left hold for.
     const float erase_factor = row_factor(largest_of_row(erase));
+    keep_loads_behind();
     load_row(decay, s.decays.before[block], true);
     load_row(part, rises + row * KD, true);
     multiply_row(decay, part);
     const float read_factor = store_scaled_row(p.keys + tile, erase, erase_factor, decay);
-    load_row(x, p.q + qk_row, inside);
+    keep_loads_behind();
+    widen_row(x, fetched.query);
     const float query_factor = row_factor(largest_of_row(x));
     const float read_query_factor = store_scaled_row(p.queries + tile, x, query_factor, decay);
 #pragma unroll
     for (int level = 0; level < LEVELS; ++level) {
         const int h = blocks_of_level(level), at = (16 * (block % h) + i % 16) * ROW_PITCH;
         if (!is_left(block, h)) continue;
+        keep_loads_behind();
         load_row(decay, rises + row * KD, true);
         reach_split(decay, s.decays, block, h);
         store_row(level_rows(levels, level).erase + at, erase, erase_factor, decay);
@@ -125,93 +145,108 @@ __device__ __forceinline__ void rows_of_pass(const ChunkParams& p, Shared& s, in
 
 // A lane's channels of a row.
 struct Part {
-    float x[CHANNEL_PART];
+    float x[LANE_CHANNELS];
 };
-__device__ __forceinline__ Part load_part(const float* row) {
-    const int lane = threadIdx.x & 31;
+template <class T> __device__ __forceinline__ Part load_part(const T* row) {
+    struct __align__(NEIGHBOURS * sizeof(T)) Vector {
+        T x[NEIGHBOURS];
+    };
     Part part;
-    if constexpr (CHANNEL_PART == 4) {
-        const float4 four = *(const float4*)(row + 4 * lane);
-        part.x[0] = four.x;
-        part.x[1] = four.y;
-        part.x[2] = four.z;
-        part.x[3] = four.w;
-    } else {
 #pragma unroll
-        for (int c = 0; c < CHANNEL_PART; ++c) part.x[c] = row[CHANNEL_PART * lane + c];
+    for (int c = 0; c < LANE_CHANNELS; c += NEIGHBOURS) {
+        const Vector vector = *(const Vector*)(row + NEIGHBOURS * (threadIdx.x & 15) + 16 * c);
+#pragma unroll
+        for (int e = 0; e < NEIGHBOURS; ++e) part.x[c + e] = to_float(vector.x[e]);
     }
     return part;
 }
 
-// Sums of 8 values over the warp; lane l has that number l / 4.
+// Sums of 8 values over half a warp; lane l has that number l / 2 % 8.
 __device__ __forceinline__ float sums_of_eight(const float (&x)[8]) {
     const int lane = threadIdx.x & 31;
     float four[4], two[2];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-        const float kept = lane & 16 ? x[n + 4] : x[n], sent = lane & 16 ? x[n] : x[n + 4];
-        four[n] = kept + __shfl_xor_sync(0xffffffffu, sent, 16);
+        const float kept = lane & 8 ? x[n + 4] : x[n], sent = lane & 8 ? x[n] : x[n + 4];
+        four[n] = kept + __shfl_xor_sync(0xffffffffu, sent, 8);
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-        const float kept = lane & 8 ? four[n + 2] : four[n], sent = lane & 8 ? four[n] : four[n + 2];
-        two[n] = kept + __shfl_xor_sync(0xffffffffu, sent, 8);
+        const float kept = lane & 4 ? four[n + 2] : four[n], sent = lane & 4 ? four[n] : four[n + 2];
+        two[n] = kept + __shfl_xor_sync(0xffffffffu, sent, 4);
     }
-    const float kept = lane & 4 ? two[1] : two[0], sent = lane & 4 ? two[0] : two[1];
-    float one = kept + __shfl_xor_sync(0xffffffffu, sent, 4);
-    one += __shfl_xor_sync(0xffffffffu, one, 2);
+    const float kept = lane & 2 ? two[1] : two[0], sent = lane & 2 ? two[0] : two[1];
+    const float one = kept + __shfl_xor_sync(0xffffffffu, sent, 2);
     return one + __shfl_xor_sync(0xffffffffu, one, 1);
 }
 
-// Step 3: rows of a block against 4 of its columns. A column's keys are decayed from row to row.
-__device__ __forceinline__ void pairs_of_block(const ChunkParams& p, Shared& s, int chunk, int head, int pass,
-                                               const float* queries, const float* erases, const float* steps) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+// The columns of this warp in a block, and the keys of this lane's.
+struct ColumnsOfPass {
+    int local; // block of the pass
+    int first;
+    Part keys[LANE_COLUMNS];
+};
+__device__ __forceinline__ ColumnsOfPass columns_of_pass(const ChunkParams& p, int chunk, int head, int pass) {
+    const int warp = threadIdx.x / 32, half = threadIdx.x / 16 % 2;
+    ColumnsOfPass columns;
+    columns.local = warp / 4;
     // Warps of one scheduler have many rows and few rows.
-    const int local = warp / 4, first_column = GROUP_COLUMNS * (local % 2 ? 3 - warp % 4 : warp % 4);
-    const int block = pass * PASS_BLOCKS + local, length = p.chunk_length[chunk] - 16 * block;
-    const int qk_head = head / (p.value_heads / p.qk_heads);
+    columns.first = GROUP_COLUMNS * (columns.local % 2 ? 3 - warp % 4 : warp % 4);
+    const int block = pass * PASS_BLOCKS + columns.local, last = p.chunk_length[chunk] - 16 * block - 1;
     const long long token = p.chunk_token[chunk] + 16 * block;
-    const int at = 16 * local * KD;
-    Part keys[GROUP_COLUMNS];
 #pragma unroll
-    for (int n = 0; n < GROUP_COLUMNS; ++n) {
-        const int j = first_column + n;
-        const INPUT* from = p.k + ((token + j) * p.qk_heads + qk_head) * KD + CHANNEL_PART * lane;
-#pragma unroll
-        for (int c = 0; c < CHANNEL_PART; ++c) keys[n].x[c] = j < length ? to_float(from[c]) : 0.0f;
+    for (int n = 0; n < LANE_COLUMNS; ++n) {
+        // Keys beyond the last token meet rows of zeros.
+        const int j = min(columns.first + LANE_COLUMNS * half + n, last);
+        columns.keys[n] = load_part(p.k + ((token + j) * p.qk_heads + head / (p.value_heads / p.qk_heads)) * KD);
     }
-    const int number = lane / 4, j = first_column + number % 4; // of the sum that the lane will have
-    operand* to = p.scores + ((long long)chunk * p.value_heads + head) * SQUARE_TILE + 16 * block * SQUARE_PITCH + 16 * block + j;
-    auto row = [&](int i, int own) {
-        const Part query = load_part(queries + at + i * KD), erase = load_part(erases + at + i * KD);
-        const Part step = load_part(steps + at + i * KD);
-        float sums[2 * GROUP_COLUMNS] = {};
+    return columns;
+}
+
+// Step 3: rows of a block against 4 of its columns, two rows at a time. A column's keys are decayed from row to row.
+__device__ __forceinline__ void pairs_of_block(const ChunkParams& p, Shared& s, ColumnsOfPass& columns, int chunk, int head,
+                                               int pass, const float* queries, const float* erases, const float* steps) {
+    const int lane = threadIdx.x & 31, first = columns.first, own = first + LANE_COLUMNS * (lane / 16);
+    const int block = pass * PASS_BLOCKS + columns.local, at = 16 * columns.local * KD;
+    // The sum that the lane will have.
+    const int number = lane / 2 % 8, row_of_sum = number / 4, column_of_sum = own + number % 2;
+    const bool of_scores = number / 2 % 2 == 0;
+    operand* scores = p.scores + ((long long)chunk * p.value_heads + head) * SQUARE_TILE + 16 * block * SQUARE_PITCH + 16 * block;
+    auto rows = [&](int i, bool diagonal) {
+        float sums[8];
 #pragma unroll
-        for (int n = 0; n < GROUP_COLUMNS; ++n) {
-            if (n > own) continue; // above the diagonal
+        for (int r = 0; r < 2; ++r) {
+            const int row = at + (i + r) * KD;
+            const Part query = load_part(queries + row), erase = load_part(erases + row), step = load_part(steps + row);
 #pragma unroll
-            for (int c = 0; c < CHANNEL_PART; ++c) {
-                if (n < own) keys[n].x[c] *= step.x[c];
-                sums[n] = fmaf(query.x[c], keys[n].x[c], sums[n]);
-                if (n < own) sums[GROUP_COLUMNS + n] = fmaf(erase.x[c], keys[n].x[c], sums[GROUP_COLUMNS + n]);
+            for (int n = 0; n < LANE_COLUMNS; ++n) {
+                float score = 0.0f, lower = 0.0f;
+                const bool below = !diagonal || i + r > own + n;
+#pragma unroll
+                for (int c = 0; c < LANE_CHANNELS; ++c) {
+                    columns.keys[n].x[c] *= below ? step.x[c] : 1.0f;
+                    score = fmaf(query.x[c], columns.keys[n].x[c], score);
+                    lower = fmaf(erase.x[c], columns.keys[n].x[c], lower);
+                }
+                sums[4 * r + n] = below || i + r == own + n ? score : 0.0f;
+                sums[4 * r + 2 + n] = lower; // nothing is read of L from the diagonal on
             }
         }
         const float sum = sums_of_eight(sums);
-        if (lane % 4 != 0) return;
-        if (number < GROUP_COLUMNS)
-            to[i * SQUARE_PITCH] = to_operand(sum);
+        if (lane % 2 != 0) return;
+        if (of_scores)
+            scores[(i + row_of_sum) * SQUARE_PITCH + column_of_sum] = to_operand(sum);
         else
-            s.diagonal[block][i * BLOCK_PITCH + j] = sum;
+            s.diagonal[block][(i + row_of_sum) * BLOCK_PITCH + column_of_sum] = sum;
     };
 #pragma unroll
-    for (int own = 0; own < GROUP_COLUMNS; ++own) row(first_column + own, own);
+    for (int i = 0; i < GROUP_COLUMNS; i += 2) rows(first + i, true);
 #pragma unroll 1
-    for (int i = first_column + GROUP_COLUMNS; i < 16; ++i) row(i, GROUP_COLUMNS);
-    // Rows above these columns: zeros for the scores, and nothing is read of L there.
+    for (int i = first + GROUP_COLUMNS; i < 16; i += 2) rows(i, false);
+    // Rows above these columns: zeros for the scores.
 #pragma unroll 1
-    for (int i = 0; i < first_column; ++i)
-        if (lane % 4 == 0 && number < GROUP_COLUMNS) to[i * SQUARE_PITCH] = to_operand(0.0f);
+    for (int e = lane; e < GROUP_COLUMNS * first; e += 32)
+        scores[e / GROUP_COLUMNS * SQUARE_PITCH + first + e % GROUP_COLUMNS] = to_operand(0.0f);
 }
 
 // The products of a level that the pass completes, if any; a unit is a tile of 16 x 16 of the scores or of L.
@@ -261,16 +296,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int chunk = blockIdx.x, head = blockIdx.y;
     const long long square = (long long)chunk * p.value_heads + head;
-    sum_log_decays<THREADS>(s.decays, p, chunk, head);
+    sum_log_decays<THREADS>(s.decays, p, chunk, head, 0);
     __syncthreads();
     make_block_decays<THREADS>(s.decays, s.whole);
 #pragma unroll 1
     for (int pass = 0; pass < CHUNK / PASS; ++pass) {
+        RowOfPass row;
+        fetch_pass(row, p, chunk, head, pass);
         decays_of_pass(p, chunk, head, pass, rises, falls, steps);
         __syncthreads();
-        rows_of_pass(p, s, chunk, head, pass, rises, falls, levels);
+        rows_of_pass(p, s, row, chunk, head, pass, rises, falls, levels);
+        ColumnsOfPass columns = columns_of_pass(p, chunk, head, pass);
         __syncthreads();
-        pairs_of_block(p, s, chunk, head, pass, rises, falls, steps);
+        pairs_of_block(p, s, columns, chunk, head, pass, rises, falls, steps);
 #pragma unroll
         for (int level = 0; level < LEVELS; ++level) pairs_of_level(p, s, chunk, head, pass, level, levels, lower);
         __syncthreads();

@@ -366,6 +366,48 @@ __device__ __forceinline__ void product_nn(float (&acc)[N][4], const Left& left,
 #endif
 }
 
+// Two products with the same right operand, which is loaded once: as product_nt and product_nn.
+template <int N>
+__device__ __forceinline__ void products_nt(float (&first)[N][4], const Left& of_first, float (&second)[N][4],
+                                            const Left& of_second, const operand* right, int pitch) {
+#if MODE == MODE_F16 || MODE == MODE_BF16
+    const int lane = threadIdx.x & 31;
+    const u32 address = shared_address(right + ((lane & 7) + (lane >> 4) * 8) * pitch + ((lane >> 3) & 1) * 8);
+#pragma unroll
+    for (int n = 0; n < N / 2; ++n) {
+        u32 b[4];
+        load_matrices(b, address + 16 * n * pitch * OPERAND_BYTES);
+        mma_16816(first[2 * n], of_first.r, b[0], b[1]);
+        mma_16816(first[2 * n + 1], of_first.r, b[2], b[3]);
+        mma_16816(second[2 * n], of_second.r, b[0], b[1]);
+        mma_16816(second[2 * n + 1], of_second.r, b[2], b[3]);
+    }
+#else
+    product_nt(first, of_first, right, pitch);
+    product_nt(second, of_second, right, pitch);
+#endif
+}
+template <int N>
+__device__ __forceinline__ void products_nn(float (&first)[N][4], const Left& of_first, float (&second)[N][4],
+                                            const Left& of_second, const operand* right, int pitch) {
+#if MODE == MODE_F16 || MODE == MODE_BF16
+    const int lane = threadIdx.x & 31;
+    const u32 address = shared_address(right + (lane & 15) * pitch + (lane >> 4) * 8);
+#pragma unroll
+    for (int n = 0; n < N / 2; ++n) {
+        u32 b[4];
+        load_matrices_transposed(b, address + 16 * n * OPERAND_BYTES);
+        mma_16816(first[2 * n], of_first.r, b[0], b[1]);
+        mma_16816(first[2 * n + 1], of_first.r, b[2], b[3]);
+        mma_16816(second[2 * n], of_second.r, b[0], b[1]);
+        mma_16816(second[2 * n + 1], of_second.r, b[2], b[3]);
+    }
+#else
+    product_nn(first, of_first, right, pitch);
+    product_nn(second, of_second, right, pitch);
+#endif
+}
+
 // The left operand in shared memory: element (m, k) at from[m pitch + k].
 __device__ __forceinline__ Left load_left(const operand* from, int pitch) {
     int lane = threadIdx.x & 31;

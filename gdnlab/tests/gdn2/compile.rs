@@ -22,9 +22,10 @@ fn cases() -> Vec<Case> {
 /// Each build once.
 fn builds(card: &Card) -> Vec<Build> {
     let mut builds: Vec<Build> = Vec::new();
-    for case in cases() {
+    let made = cases().into_iter().map(|case| (case, false));
+    for (case, raw) in made.chain(gates::cases().into_iter().map(|case| (case, true))) {
         let (variant, work) = case.variant();
-        let config = Config::new(variant, case.precision.gates, work, card).unwrap();
+        let config = Config::new(variant, case.precision.gates, raw, work, card).unwrap();
         builds.extend(config.builds().unwrap());
         if case.heads.0 < case.heads.1 {
             builds.push(config.groups().unwrap());

@@ -4,8 +4,8 @@
 //! changes no bit of a result.
 
 use crate::cuda::chunk::config::{
-    COEFFICIENTS, Card, Config as Sweep, GROUP_COLUMNS, GROUPS, GradientTile, MOST_STAGES, MOST_WARPS, PAD,
-    SWEEP_STATIC_BYTES, Variant, Work, in_cuda,
+    COEFFICIENTS, Card, Config as Sweep, GROUP_COLUMNS, GROUPS, MOST_STAGES, MOST_WARPS, PAD, SWEEP_STATIC_BYTES,
+    Variant, Work, in_cuda,
 };
 use crate::cuda::{Build, source};
 use crate::precision::Format;
@@ -17,8 +17,16 @@ const LARGEST_KEY_DIM: usize = 128;
 const PASSES: [usize; 2] = [32, 16];
 /// Lanes that read a row.
 const ROW_LANES: usize = 8;
-/// Columns of V in a block of the gradient's stream, and its stages, the best first.
-const GRADIENT_TILES: &[(usize, usize)] = &[(64, 2), (32, 3), (32, 2), (16, 2), (16, 1)];
+/// Tiles of the gradient, the best first: two blocks of the first share a multiprocessor of Hopper.
+const GRADIENT_TILES: [GradientTile; 4] = [
+    GradientTile { k_block: 64, v_block: 32, stages: 2 },
+    GradientTile { k_block: 32, v_block: 32, stages: 2 },
+    GradientTile { k_block: 32, v_block: 16, stages: 2 },
+    SMALLEST_TILE,
+];
+const SMALLEST_TILE: GradientTile = GradientTile { k_block: 32, v_block: 16, stages: 1 };
+/// Warps that share the columns of K of a block of the gradient.
+const COLUMN_WARPS: usize = 2;
 /// Rows of coefficients that have a weight for each token (`KEY + 1`).
 const WEIGHTS: usize = 6;
 /// Numbers of a diagonal block of the preparation (`16 BLOCK_PITCH`), and of the gradient (`BLOCK_PAIRS`).
@@ -27,13 +35,43 @@ const PAIR_NUMBERS: usize = 16 * 16;
 /// Bytes of a number in binary32.
 const NUMBER: usize = size_of::<f32>();
 
+/// What a sweep has in shared memory of each chunk, besides the tiles of two kinds of keys, T and v or do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiles {
+    /// Q', the scores, and w.
+    Forward,
+    /// w.
+    States,
+    /// Q' and the scores.
+    Backward,
+}
+
+/// The shape of the blocks of the gradient, and of the stream through each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientTile {
+    /// Columns of K of a block.
+    pub k_block: usize,
+    /// Columns of V that are in shared memory at once,
+    pub v_block: usize,
+    /// this many times.
+    pub stages: usize,
+}
+
 /// A specialisation, and the shape of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Blocks of the sweeps.
+    /// Blocks of the sweeps of the forward.
     pub sweep: Sweep,
+    /// Blocks of the sweeps of the backward that run at once: `chunk_states`,
+    pub states: Sweep,
+    /// and `chunk_backward`;
+    pub d_states: Sweep,
+    /// and of the latter where the states are there, and it runs alone.
+    pub d_states_alone: Sweep,
     /// Format of b, w, db and dw.
     pub gates: Format,
+    /// Whether log decays are made of raw gates.
+    pub raw: bool,
     /// Tokens that a block of the preparation takes at a time.
     pub pass: usize,
     /// The gradient of one chunk; `None` where no tile of it fits into the GPU's shared memory.
@@ -53,43 +91,55 @@ pub fn validate(variant: &Variant, gates: Format) -> Result<()> {
 }
 
 impl Config {
-    /// The specialisation for this much work on `card`.
+    /// The specialisation for this much work on `card`; `raw` where log decays are made of raw gates.
     ///
     /// # Errors
     /// [`Error::Input`] where there is no kernel for `variant`, [`Error::Gpu`] where `card` has too little shared memory.
-    pub fn new(variant: Variant, gates: Format, work: Work, card: &Card) -> Result<Self> {
+    pub fn new(variant: Variant, gates: Format, raw: bool, work: Work, card: &Card) -> Result<Self> {
         validate(&variant, gates)?;
-        let Work { heads, cut } = work;
-        let sweep = Sweep { variant, chunk: variant.chunk(), groups: 1, stages: 1, cut, gradient: None };
-        let smallest = Self { sweep, gates, pass: PASSES[1], gradient: None };
-        let with = |groups: usize, stages: usize| Self { sweep: Sweep { groups, stages, ..sweep }, ..smallest };
-        let fits = |config: &Self| config.sweep_bytes(true, true) + SWEEP_STATIC_BYTES <= card.shared_bytes_per_block;
-        let enough = |config: &Self| heads.saturating_mul(config.sweep.sweep_blocks()) >= card.multiprocessors / 2;
-        let mut blocks = GROUPS
-            .into_iter()
-            .filter(|groups| groups * variant.split() <= MOST_WARPS)
-            .filter(|groups| variant.value_dim.is_multiple_of(GROUP_COLUMNS * groups))
-            .filter(|groups| !cut || variant.key_dim.is_multiple_of(GROUP_COLUMNS * groups))
-            .map(|groups| with(groups, 1))
-            .filter(fits);
-        let config = blocks
-            .clone()
-            .find(enough)
-            .or_else(|| blocks.next_back())
-            .ok_or_else(|| smallest.too_little("a sweep", card, smallest.sweep_bytes(true, true)))?;
-        let groups = config.sweep.groups;
-        let mut config = (1..=MOST_STAGES).rev().map(|stages| with(groups, stages)).find(fits).unwrap_or(config);
+        let sweep = Sweep { variant, chunk: variant.chunk(), groups: 1, stages: 1, cut: work.cut, gradient: None };
+        let pass = PASSES[1];
+        let mut config =
+            Self { sweep, states: sweep, d_states: sweep, d_states_alone: sweep, gates, raw, pass, gradient: None };
+        let needed = config.sweep_bytes(&sweep, Tiles::Forward);
+        let best = |tiles, at_once| {
+            config.best_sweep(work, card, tiles, at_once).ok_or_else(|| config.too_little("a sweep", card, needed))
+        };
+        let (forward, states) = (best(Tiles::Forward, 1)?, best(Tiles::States, 2)?);
+        let (beside, alone) = (best(Tiles::Backward, 2)?, best(Tiles::Backward, 1)?);
+        config = Self { sweep: forward, states, d_states: beside, d_states_alone: alone, ..config };
         let preparation = |pass: usize| config.prepare_bytes(pass) + config.prepare_static_bytes();
         config.pass = PASSES
             .into_iter()
             .find(|&pass| preparation(pass) <= card.shared_bytes_per_block)
             .ok_or_else(|| config.too_little("the preparation", card, preparation(PASSES[1])))?;
         config.gradient = GRADIENT_TILES
-            .iter()
-            .map(|&(v_block, stages)| GradientTile { v_block, stages })
-            .filter(|tile| variant.value_dim.is_multiple_of(tile.v_block))
-            .find(|&tile| config.gradient_bytes(tile) + config.gradient_static_bytes() <= card.shared_bytes_per_block);
+            .into_iter()
+            .filter(|tile| {
+                variant.key_dim.is_multiple_of(tile.k_block) && variant.value_dim.is_multiple_of(tile.v_block)
+            })
+            .find(|tile| {
+                config.gradient_bytes(tile) + config.gradient_static_bytes(tile) <= card.shared_bytes_per_block
+            });
         Ok(config)
+    }
+
+    /// The blocks of a sweep, of which `at_once` run side by side: large ones share what they read, but half of the
+    /// multiprocessors or more should have one. `None` where even the smallest do not fit.
+    fn best_sweep(&self, work: Work, card: &Card, tiles: Tiles, at_once: usize) -> Option<Sweep> {
+        let Variant { key_dim, value_dim, .. } = self.sweep.variant;
+        let fits = |sweep: &Sweep| self.sweep_bytes(sweep, tiles) + SWEEP_STATIC_BYTES <= card.shared_bytes_per_block;
+        let enough =
+            |sweep: &Sweep| work.heads.saturating_mul(at_once * sweep.sweep_blocks()) >= card.multiprocessors / 2;
+        let mut sizes = GROUPS
+            .into_iter()
+            .filter(|groups| groups * self.sweep.variant.split() <= MOST_WARPS)
+            .filter(|groups| value_dim.is_multiple_of(GROUP_COLUMNS * groups))
+            .filter(|groups| !work.cut || key_dim.is_multiple_of(GROUP_COLUMNS * groups))
+            .map(|groups| Sweep { groups, stages: 1, ..self.sweep })
+            .filter(fits);
+        let chosen = sizes.clone().find(enough).or_else(|| sizes.next_back())?;
+        (1..=MOST_STAGES).rev().map(|stages| Sweep { stages, ..chosen }).find(fits)
     }
 
     /// The tile of the gradient.
@@ -97,8 +147,7 @@ impl Config {
     /// # Errors
     /// [`Error::Gpu`] where `card` has too little shared memory for any.
     pub fn gradient(&self, card: &Card) -> Result<GradientTile> {
-        let smallest = GradientTile { v_block: 16, stages: 1 };
-        let needed = self.gradient_bytes(smallest) + self.gradient_static_bytes();
+        let needed = self.gradient_bytes(&SMALLEST_TILE) + self.gradient_static_bytes(&SMALLEST_TILE);
         self.gradient.ok_or_else(|| self.too_little("the backward", card, needed))
     }
 
@@ -125,20 +174,14 @@ impl Config {
         COEFFICIENTS * self.sweep.chunk + self.sweep.variant.key_dim
     }
 
-    /// Dynamic shared memory of a sweep, with or without tiles of Q' and the scores, and of w, in bytes.
-    pub fn sweep_bytes(&self, queries: bool, values: bool) -> usize {
-        let Sweep { variant, chunk, groups, stages, .. } = self.sweep;
-        let (operand, input) = (self.operand_bytes(), variant.input.bytes());
-        let columns = GROUP_COLUMNS * groups;
-        let beside = if input < operand { columns * input } else { 0 };
-        let value_pitch = beside + columns * input.max(operand) + 16;
-        let gate_pitch = if values { columns * self.gates.bytes() + 16 } else { 0 };
-        let rows = chunk * self.sweep.row_pitch() * operand;
-        let square = chunk * self.sweep.square_pitch() * operand;
-        let kinds = if queries { 2 } else { 1 };
-        let stage =
-            kinds * (rows + square) + rows + self.coefficient_numbers() * NUMBER + chunk * (value_pitch + gate_pitch);
-        groups * self.sweep.exchange_bytes() + stages * stage
+    /// Dynamic shared memory of a sweep, in bytes.
+    pub fn sweep_bytes(&self, sweep: &Sweep, tiles: Tiles) -> usize {
+        let (queries, gates) = (tiles != Tiles::States, tiles != Tiles::Backward);
+        // What GDN does not have: the tile of a second kind of keys, a decay of each channel, and w.
+        let keys = sweep.chunk * sweep.row_pitch() * self.operand_bytes();
+        let gate_pitch = if gates { GROUP_COLUMNS * sweep.groups * self.gates.bytes() + 16 } else { 0 };
+        let more = keys + sweep.variant.key_dim * NUMBER + sweep.chunk * gate_pitch;
+        sweep.sweep_bytes(queries) + sweep.stages * more
     }
 
     /// Threads of a block of the preparation.
@@ -167,42 +210,52 @@ impl Config {
 
     /// Threads of a block of the gradient.
     pub fn gradient_threads(&self) -> usize {
-        let key_dim = self.sweep.variant.key_dim;
-        let column_warps = if key_dim.is_multiple_of(64) { key_dim / 32 } else { 2 };
-        32 * self.blocks() * column_warps
+        32 * self.blocks() * COLUMN_WARPS
     }
 
-    /// Dynamic shared memory of the gradient, in bytes: two arrays of decays, the ring or the rows of the levels, squares.
-    pub fn gradient_bytes(&self, tile: GradientTile) -> usize {
+    /// Blocks of the gradient of a chunk and head.
+    pub fn gradient_blocks(&self, tile: &GradientTile) -> usize {
+        self.sweep.variant.key_dim / tile.k_block
+    }
+
+    /// Dynamic shared memory of the gradient, in bytes: first the ring of the stream, then two arrays of decays and the rows of
+    /// the levels, with the squares behind them; in place of both at the end three arrays and the rows of q, k and b; and
+    /// the blocks on the diagonal.
+    pub fn gradient_bytes(&self, tile: &GradientTile) -> usize {
         let Sweep { variant, chunk, .. } = self.sweep;
-        let (operand, row) = (self.operand_bytes(), self.sweep.row_pitch());
-        let operand_tile = chunk * (tile.v_block + PAD) * operand;
-        let input_tile = chunk * (tile.v_block * variant.input.bytes() + 16);
-        let squares = input_tile + 2 * operand_tile;
-        let product = operand_tile.max(input_tile) + tile.v_block * row * operand;
+        let &GradientTile { k_block, v_block, stages } = tile;
+        let (operand, input, row) = (self.operand_bytes(), variant.input.bytes(), k_block + PAD);
+        let values = chunk * (v_block * input + 16 + 2 * (v_block + PAD) * operand);
+        let ring = stages * (values + 2 * v_block * row * operand);
+        let array = chunk * (k_block + 8) * NUMBER;
         let levels = self.levels().count() * 3 * chunk / 2 * row * operand;
-        let array = chunk * (variant.key_dim + 8) * NUMBER;
-        let flow = (tile.stages * squares.max(product)).max(levels).max(array);
         let pairs = 4 * (chunk - 16) * (chunk - 16 + PAD) * operand;
-        2 * array + flow + pairs + 2 * self.blocks() * PAIR_NUMBERS * NUMBER
+        let last = 3 * array + chunk * k_block * (2 * input + self.gates.bytes());
+        let flow = ring.max(2 * array + levels).max(last.saturating_sub(pairs));
+        flow + pairs + 2 * self.blocks() * PAIR_NUMBERS * NUMBER
     }
 
-    fn gradient_static_bytes(&self) -> usize {
+    fn gradient_static_bytes(&self, tile: &GradientTile) -> usize {
         let Sweep { variant, chunk, .. } = self.sweep;
-        let channels = (5 * self.blocks() + 4) * variant.key_dim;
+        let channels = (7 * self.blocks() + 4) * tile.k_block;
         // Scales of the stream, the largest of each warp, and some of their own.
         let scales = 5 * (6 * variant.value_dim / 16 + 1) + 4 * self.gradient_threads() / 32 + 16;
-        NUMBER * (channels + WEIGHTS * chunk + scales)
+        NUMBER * (channels + (WEIGHTS + 1) * chunk + scales)
     }
 
     /// The preparation.
     pub fn prepare(&self) -> Result<Build> {
-        self.build("gdn2_prepare", &[("PASS", self.pass)])
+        self.build("gdn2_prepare", &[("RAW", self.raw.into()), ("PASS", self.pass)])
     }
 
-    /// `chunk_forward`, `chunk_retain`, `chunk_states`, and `chunk_segment_ends` where a sequence is cut.
+    /// `chunk_forward`, `chunk_retain`, and `chunk_segment_ends` where a sequence is cut.
     pub fn forward(&self) -> Result<Build> {
         self.build("chunk_forward", &self.sweep.sweep_defines())
+    }
+
+    /// `chunk_states`.
+    pub fn states(&self) -> Result<Build> {
+        self.build("chunk_forward", &self.states.sweep_defines())
     }
 
     /// `chunk_join_states` and `chunk_join_d_states`.
@@ -210,14 +263,16 @@ impl Config {
         self.build("chunk_join", &[])
     }
 
-    /// `chunk_backward`, and `chunk_segment_starts` where a sequence is cut.
-    pub fn backward(&self) -> Result<Build> {
-        self.build("chunk_backward", &self.sweep.sweep_defines())
+    /// `chunk_backward`, and `chunk_segment_starts` where a sequence is cut, in blocks of this shape.
+    pub fn backward(&self, sweep: &Sweep) -> Result<Build> {
+        self.build("chunk_backward", &sweep.sweep_defines())
     }
 
     /// `gdn2_gradient`.
-    pub fn gradient_build(&self, tile: GradientTile) -> Result<Build> {
-        self.build("gdn2_gradient", &[("V_BLOCK", tile.v_block), ("STAGES", tile.stages)])
+    pub fn gradient_build(&self, tile: &GradientTile) -> Result<Build> {
+        let &GradientTile { k_block, v_block, stages } = tile;
+        let raw = ("RAW", self.raw.into());
+        self.build("gdn2_gradient", &[raw, ("K_BLOCK", k_block), ("V_BLOCK", v_block), ("STAGES", stages)])
     }
 
     /// `gdn2_groups`.
@@ -233,11 +288,12 @@ impl Config {
 
     /// All but the last two.
     pub fn builds(&self) -> Result<Vec<Build>> {
-        let mut builds = vec![self.prepare()?, self.forward()?, self.backward()?];
+        let mut builds = vec![self.prepare()?, self.forward()?, self.states()?];
+        builds.extend([self.backward(&self.d_states)?, self.backward(&self.d_states_alone)?]);
         if self.sweep.cut {
             builds.push(self.join()?);
         }
-        if let Some(tile) = self.gradient {
+        if let Some(tile) = &self.gradient {
             builds.push(self.gradient_build(tile)?);
         }
         Ok(builds)

@@ -1,9 +1,9 @@
 //! The launches of both passes.
 
-use super::config::Config;
+use super::config::{Config, Tiles};
 use super::setup::Setup;
 use crate::Result;
-use crate::cuda::chunk::config::Card;
+use crate::cuda::chunk::config::{Card, Config as Sweep};
 use crate::cuda::chunk::launches::{JOIN_THREADS, grid};
 use crate::cuda::chunk::table::ChunkTable;
 use crate::cuda::{Function, Gpu, Grid};
@@ -37,9 +37,9 @@ impl Launches {
         let (shape, chunks, sweep) = (&setup.shape, table.chunks(), &config.sweep);
         let heads = shape.value_heads;
         let of_chunk = [chunks, heads, 1];
-        let blocks = [sweep.sweep_blocks(), heads, table.segments()];
+        let blocks_of = |sweep: &Sweep| [sweep.sweep_blocks(), heads, table.segments()];
         let grid_of =
-            |blocks, queries, values| grid(blocks, sweep.sweep_threads(), config.sweep_bytes(queries, values));
+            |blocks, sweep: &Sweep, tiles| grid(blocks, sweep.sweep_threads(), config.sweep_bytes(sweep, tiles));
         let join = grid([sweep.join_blocks(), heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let prepare = grid(of_chunk, config.prepare_threads(), config.prepare_bytes(config.pass))?;
         let preparation = gpu.module(&config.prepare()?)?;
@@ -49,30 +49,34 @@ impl Launches {
         let mut shared = vec![Step::Chunk(preparation.function("gdn2_prepare")?, prepare)];
         if let Some(joining) = &joining {
             let of_all = [sweep.segment_blocks(), heads, table.segments()];
-            let ends = grid_of(of_all, false, true)?;
+            let ends = grid_of(of_all, sweep, Tiles::States)?;
             shared.push(Step::Chunk(forward.function("chunk_segment_ends")?, ends));
             shared.push(Step::Chunk(joining.function("chunk_join_states")?, join));
         }
         let pass = if setup.retains() { "chunk_retain" } else { "chunk_forward" };
         let mut launches = Self {
             shared,
-            forward: vec![Step::Chunk(forward.function(pass)?, grid_of(blocks, true, true)?)],
+            forward: vec![Step::Chunk(forward.function(pass)?, grid_of(blocks_of(sweep), sweep, Tiles::Forward)?)],
             states: Vec::new(),
             d_states: Vec::new(),
             gradient: Vec::new(),
         };
         if setup.backward {
             let tile = config.gradient(&Card::from(gpu))?;
-            let backward = gpu.module(&config.backward()?)?;
-            let gradient = gpu.module(&config.gradient_build(tile)?)?.function("gdn2_gradient")?;
-            let of_gradient = grid(of_chunk, config.gradient_threads(), config.gradient_bytes(tile))?;
-            let back = grid_of(blocks, true, false)?;
-            launches.states.push(Step::Chunk(forward.function("chunk_states")?, grid_of(blocks, false, true)?));
+            let back = if setup.retains() { &config.d_states_alone } else { &config.d_states };
+            let states = gpu.module(&config.states()?)?.function("chunk_states")?;
+            let of_states = grid_of(blocks_of(&config.states), &config.states, Tiles::States)?;
+            launches.states.push(Step::Chunk(states, of_states));
+            let backward = gpu.module(&config.backward(back)?)?;
+            let of_back = grid_of(blocks_of(back), back, Tiles::Backward)?;
+            let gradient = gpu.module(&config.gradient_build(&tile)?)?.function("gdn2_gradient")?;
+            let of_gradient = [chunks * config.gradient_blocks(&tile), heads, 1];
+            let of_gradient = grid(of_gradient, config.gradient_threads(), config.gradient_bytes(&tile))?;
             if let Some(joining) = &joining {
-                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, back));
+                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, of_back));
                 launches.d_states.push(Step::Chunk(joining.function("chunk_join_d_states")?, join));
             }
-            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, back));
+            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, of_back));
             launches.gradient.push(Step::Chunk(gradient, of_gradient));
             launches.add_sums(gpu, config, setup)?;
         }

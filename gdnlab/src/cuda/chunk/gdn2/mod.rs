@@ -56,7 +56,8 @@ fn builds() -> Result<Vec<Build>> {
     let mut all = Vec::new();
     for (mode, input, gates, (key_dim, value_dim, value_heads), work, card) in cases {
         let variant = Variant { mode, input, key_dim, value_dim, value_heads };
-        let config = Config::new(variant, gates, work, &card)?;
+        let raw = value_heads == 16;
+        let config = Config::new(variant, gates, raw, work, &card)?;
         all.extend(config.builds()?);
         all.extend([config.groups()?, config.gate_gradients()?]);
     }

@@ -64,7 +64,8 @@ impl Plan {
     pub fn new(gpu: &'static Gpu, setup: Setup) -> Result<Self> {
         setup.validate()?;
         let variant = setup.variant();
-        let config = Config::new(variant, setup.options.gates, variant.work(&setup.sequences), &Card::from(gpu))?;
+        let work = variant.work(&setup.sequences);
+        let config = Config::new(variant, setup.options.gates, setup.raw(), work, &Card::from(gpu))?;
         let table = ChunkTable::new(&setup.sequences, &variant)?;
         let launches = Launches::new(gpu, &config, &setup, &table)?;
         let new =

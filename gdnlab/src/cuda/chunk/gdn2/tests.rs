@@ -1,4 +1,4 @@
-use super::config::validate;
+use super::config::{Tiles, validate};
 use super::*;
 use crate::Error;
 use crate::compare::{TensorClass, tolerance};
@@ -70,8 +70,12 @@ fn every_variant_fits_the_cards_that_it_is_meant_for() {
                 let variant = Variant { mode, input, key_dim, value_dim, value_heads };
                 assert!(validate(&variant, Format::F32).is_ok());
                 for card in [hopper, ampere, small] {
-                    let config = Config::new(variant, Format::F32, work, &card).unwrap();
-                    assert!(config.sweep_bytes(true, true) <= card.shared_bytes_per_block, "{config:?}");
+                    let config = Config::new(variant, Format::F32, false, work, &card).unwrap();
+                    let backward = [config.d_states, config.d_states_alone].map(|sweep| (sweep, Tiles::Backward));
+                    let others = [(config.sweep, Tiles::Forward), (config.states, Tiles::States)];
+                    for (sweep, tiles) in others.into_iter().chain(backward) {
+                        assert!(config.sweep_bytes(&sweep, tiles) <= card.shared_bytes_per_block, "{config:?}");
+                    }
                     let wide = card == ampere && value_dim > 128;
                     assert!(config.gradient.is_some() || card == small || wide, "{config:?}");
                     assert!(config.gradient_threads() <= 512 && config.prepare_threads() <= 256);
