@@ -234,7 +234,8 @@ fn scaling_of(ranks: &[RankTimes], link: Option<Link>, side_by_side: bool, known
         true => (0..repeats).map(|repeat| slowest(&|rank| rank.wall_ms[repeat])).collect(),
         false => lines.iter().map(|line| line.total_ms).collect(),
     };
-    let messages: Vec<f64> = (0..repeats).map(|repeat| slowest(&|rank| rank.messages_ms[repeat])).collect();
+    let rounds = ranks.iter().map(|rank| rank.messages_ms.len()).min().unwrap_or_default();
+    let messages: Vec<f64> = (0..rounds).map(|round| slowest(&|rank| rank.messages_ms[round])).collect();
     let compute: Vec<f64> = lines.iter().map(|line| line.compute_ms).collect();
     let samples = Samples::new(samples)?;
     let floor = floor(&steps(0), &of_link);
