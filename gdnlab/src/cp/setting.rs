@@ -7,7 +7,7 @@ use crate::kernel::Kernel;
 use crate::precision::Format;
 use crate::problem::{Inputs, Op, Results, Shape};
 use crate::record::Workload;
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// The call that is cut.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,9 +50,11 @@ impl Setting {
     /// Its inputs, rounded for a kernel that takes `format`.
     ///
     /// # Errors
-    /// [`Error::Input`] where the sizes are none.
+    /// [`Error::Input`] where the sizes are none, or this machine has no memory for them.
     pub fn inputs(&self, format: Format) -> Result<Inputs> {
         let shape = Shape { batch: 1, tokens: self.seqlens.tokens(), ..self.shape };
+        // The call, the parts that ranks have of it, and their results.
+        memory::require(shape.bytes(self.op, self.seqlens.lengths().len(), self.backward).saturating_mul(2))?;
         let ends = self.seqlens.ranges().into_iter().map(|tokens| tokens.end);
         let cu_seqlens: Vec<usize> = std::iter::once(0).chain(ends).collect();
         let inputs = generate(self.op, &shape, self.regime, self.seed)?.with_initial_state(self.seed);

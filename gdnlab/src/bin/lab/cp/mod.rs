@@ -42,7 +42,7 @@ const WAITED_IN_VAIN: u8 = 75;
 #[command(after_help = "Examples:
   cargo lab cp --ranks 2                                     the test of the GDN-2 precision RFC
   cargo lab cp --ranks 4 --seqlens 1x10240 --cut 3000+1+7000+239
-  cargo lab cp --ranks 8 --seqlens 1x65536 --scaling strong weak --save
+  cargo lab cp --ranks 8 --seqlens 1x16384 --scaling strong weak --save
   torchrun --nproc-per-node 8 --no-python cargo lab cp       each of the 8 processes is a rank
   srun --ntasks 8 --gpus-per-task 1 cargo lab cp             with MASTER_ADDR set where there are several nodes")]
 pub struct Args {
