@@ -1,6 +1,7 @@
 //! Day 7's experiment: is a call on several ranks the one on a single rank, and what does it take?
 
 use super::VIRTUAL_TIMEOUT;
+use super::chain::width;
 use super::cut::{Cut, Part, gather};
 use super::exchange::{Exchange, virtual_ranks};
 use super::measure::{RankTimes, collect, collect_results, floor, link, time};
@@ -140,7 +141,8 @@ impl<'a> Trial<'a> {
         let part = Part::of(&inputs, &cut, exchange.rank())?;
         let rank = self.rank(exchange);
         self.say("waits for all ranks to measure the link");
-        let link = link(exchange)?;
+        let state: usize = inputs.shape.state_dims(1).iter().product();
+        let link = link(exchange, state * width(self.kernel.input_format()))?;
         // The GPU's clock has its own samples, and wants no warm machine.
         let (warm_up, repeats) = if self.clock.is_some() { (0, 1) } else { (1, repeats) };
         let times = time(exchange, &rank, &part, setting.backward, warm_up..warm_up + repeats)?;

@@ -34,19 +34,24 @@ pub fn barrier(exchange: &dyn Exchange) -> Result<()> {
     (1..exchange.ranks()).try_for_each(|rank| exchange.send(rank, &[1]))
 }
 
-/// Measures the link between the first two ranks, by messages that go there and back; the others wait. None for one rank.
+/// Measures the link between the first two ranks, by messages that go there and back; the others wait. Its rate is the better
+/// one of long messages and of those with `bytes`, which may stay in a cache. None for one rank.
 ///
 /// # Errors
 /// What the exchange reports.
-pub fn link(exchange: &dyn Exchange) -> Result<Option<Link>> {
+pub fn link(exchange: &dyn Exchange, bytes: usize) -> Result<Option<Link>> {
     if exchange.ranks() < 2 {
         return Ok(None);
     }
     barrier(exchange)?;
     let latency_ms = one_way_ms(exchange, 1, LATENCY_MESSAGES)?;
-    let ms = one_way_ms(exchange, LINK_BYTES, LINK_MESSAGES)?;
+    let mut gb_s = 0.0f64;
+    for bytes in [LINK_BYTES, bytes.max(1)] {
+        let ms = one_way_ms(exchange, bytes, LINK_MESSAGES)?;
+        // Of a short message, latency may be all that is seen.
+        gb_s = gb_s.max(bytes as f64 / (ms - latency_ms).max(ms / 4.0) / 1e6);
+    }
     barrier(exchange)?;
-    let gb_s = LINK_BYTES as f64 / (ms - latency_ms).max(1e-9) / 1e6;
     Ok(Some(Link { latency_ms, gb_s }))
 }
 
@@ -65,7 +70,7 @@ fn one_way_ms(exchange: &dyn Exchange, bytes: usize, count: usize) -> Result<f64
                 let received = exchange.receive(0, bytes)?;
                 exchange.send(0, &received)?;
             }
-            _ => return Ok(0.0),
+            _ => return Ok(1.0),
         }
         times.push(begin.elapsed().as_secs_f64() * 1e3 / 2.0);
     }

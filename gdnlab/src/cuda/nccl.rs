@@ -1,4 +1,4 @@
-//! NCCL: its functions, opened from the file that [`locate`](super::locate) found, and every `unsafe` that calls them.
+//! NCCL: its functions, opened from the file that was found on this machine, and every `unsafe` that calls them.
 //!
 //! Messages are bytes, so that what they mean is nobody's business here.
 
