@@ -129,7 +129,11 @@ fn a_sweep_goes_on_with_what_is_missing_and_keeps_each_step() {
     let kernels: Vec<&dyn Kernel> = kernels.iter().map(|kernel| kernel as &dyn Kernel).collect();
     let mut kept: Vec<Record> = Vec::new();
     let stop = |step: &Step| if step.done == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    let first = Sweep { keep: Box::new(|records| Ok(kept.extend_from_slice(records))), ..Sweep::whole() };
+    let keep = |records: &[Record]| {
+        kept.extend_from_slice(records);
+        Ok(())
+    };
+    let first = Sweep { keep: Box::new(keep), ..Sweep::whole() };
     let stopped = sweep(Calls::Problems(&four()), &kernels, first, stop);
     assert!(matches!(stopped, Err(Error::Stopped)));
     assert_eq!(kept.len(), 3 * 8);
