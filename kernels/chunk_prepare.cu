@@ -6,15 +6,12 @@
 // warps for 16 rows, which take turns with the blocks of 16 columns. K K^T, Q K^T and the off-diagonal blocks of T are products of the mode's operands.
 //
 // G is summed in binary64 and kept in two binary32 words: e^{G_i - G_j} then loses nothing however large G is.
+#include "chunk_decay.cuh"
 #include "chunk_inverse.cuh"
 
 constexpr int WARPS = 2 * TILES;
 constexpr int THREADS = 32 * WARPS;
 constexpr int MOST_HEADS = 4; // of heads_per_block
-
-// A log decay below this gives a decay of exactly 0 in binary32 and binary64; -inf becomes it, so that G_i - G_j is
-// never inf - inf.
-constexpr float LOWEST_LOG_DECAY = -1000.0f;
 
 // Rows of which all pieces are asked for before the first is looked at: a load takes longer than all work on a row.
 constexpr int OWN_ROWS = CHUNK / WARPS;
@@ -85,51 +82,12 @@ __device__ __forceinline__ void prepare_rows(const Rows& rows) {
     }
 }
 
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
-struct Gates {
-    float log_decay[2][CHUNK]; // G in two words
-    float beta[CHUNK];
-};
-
 struct Shared {
     float key[CHUNK];   // rk
     float query[CHUNK]; // rq / s
     Gates gates[MOST_HEADS];
     float diagonal[TILES][16 * BLOCK_PITCH]; // of L
 };
-
-// G, beta of one value head, by one warp.
-__device__ void prepare_gates(const ChunkParams& p, Gates& gates, int token, int length, int head) {
-    int lane = threadIdx.x & 31;
-    double sum = 0.0;
-#pragma unroll
-    for (int i = 0; i < CHUNK; i += 32) {
-        bool inside = i + lane < length;
-        long long at = (long long)(token + i + lane) * p.value_heads + head;
-        float g = inside ? p.g[at] : 0.0f;
-        float beta = inside ? p.beta[at] : 0.0f;
-        if (p.a_log && inside) g = -expf(p.a_log[head]) * softplus(g + (p.dt_bias ? p.dt_bias[head] : 0.0f));
-        if (p.beta_scale != 0.0f && inside) beta = p.beta_scale / (1.0f + expf(-beta));
-        double total = (double)fmaxf(g, LOWEST_LOG_DECAY);
-#pragma unroll
-        for (int offset = 1; offset < 32; offset <<= 1) {
-            double other = __shfl_up_sync(0xffffffffu, total, offset);
-            if (lane >= offset) total += other;
-        }
-        total += sum;
-        sum = __shfl_sync(0xffffffffu, total, 31);
-        float high = (float)total;
-        gates.log_decay[0][i + lane] = high;
-        gates.log_decay[1][i + lane] = (float)(total - (double)high);
-        gates.beta[i + lane] = beta;
-    }
-}
-
-// e^{G_i - G_j}
-__device__ __forceinline__ float decay_between(const Gates& gates, int i, int j) {
-    return exponential((gates.log_decay[0][i] - gates.log_decay[0][j]) + (gates.log_decay[1][i] - gates.log_decay[1][j]));
-}
 
 // Grid: chunks, then HK times the groups of heads_per_block value heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __grid_constant__ ChunkParams p) {
@@ -158,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
                   s.query, norms, p.norm_epsilon});
     prepare_rows({p.k + first_row, pitch, OWN_ROWS * warp, length, keys, part == 0 ? p.keys + tile * ROW_TILE : nullptr, s.key,
                   norms ? norms + CHUNK : nullptr, p.norm_epsilon});
-    for (int h = warp; h < p.heads_per_block; h += WARPS) prepare_gates(p, s.gates[h], token, length, first_head + h);
+    for (int h = warp; h < p.heads_per_block; h += WARPS)
+        prepare_gates(p, s.gates[h], load_gates(p, token, length, first_head + h), length, first_head + h);
     __syncthreads();
 
     constexpr int BLOCKS = TILES / 2; // of a warp: turn, turn + 2, ..
@@ -227,15 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
             float most[WRITE + 1] = {};
 #pragma unroll 1
             for (int i = lane; i < CHUNK; i += 32) {
-                const float decay = exponential_f32(gates.log_decay[0][i] + gates.log_decay[1][i]);
-                const float values[MOST] = {gates.beta[i],
-                                            gates.beta[i] * decay * s.key[i],
-                                            decay,
-                                            s.query[i] * (p.scale / p.scale_unit),
-                                            decay_between(gates, CHUNK - 1, i) * s.key[i],
-                                            s.key[i],
-                                            gates.log_decay[0][i],
-                                            gates.log_decay[1][i]};
+                float values[MOST];
+                coefficients_of(p, gates, s.key[i], s.query[i], i, values);
 #pragma unroll
                 for (int row = 0; row < MOST; ++row) to[row * CHUNK + i] = values[row];
 #pragma unroll

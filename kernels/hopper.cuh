@@ -35,6 +35,11 @@ __device__ __forceinline__ u64 tile_descriptor_transposed(u32 address, u32 next_
     return (address & 0x3ffff) >> 4 | (u64)(next_bytes >> 4) << 16 | eight_rows >> 4 << 32 | swizzle_128 << 62;
 }
 
+#if MODE == MODE_F16
+#define WGMMA_FORMATS "f16.f16"
+#else
+#define WGMMA_FORMATS "bf16.bf16"
+#endif
 #define TILE_OF(n) "+f"(acc[n][0]), "+f"(acc[n][1]), "+f"(acc[n][2]), "+f"(acc[n][3])
 #define TILES_OF(n) \
     TILE_OF(n), TILE_OF(n + 1), TILE_OF(n + 2), TILE_OF(n + 3), TILE_OF(n + 4), TILE_OF(n + 5), TILE_OF(n + 6), TILE_OF(n + 7)
@@ -64,27 +69,35 @@ template <int Pending> __device__ __forceinline__ void warpgroup_wait() {
 // Starts acc = A B^T, or acc += A B^T where Add is 1, for 16 of the contracted index: A (64, 16) and B (8 N, 16) in tiles.
 template <int Add> __device__ __forceinline__ void warpgroup_product_nt(float (&acc)[8][4], u64 left, u64 right) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." WGMMA_FORMATS " {" NAMES_32 "}, %32, %33, add, 1, 1, 0, 0;\n}"
                  : TILES_OF(0)
                  : "l"(left), "l"(right), "n"(Add));
 }
 template <int Add> __device__ __forceinline__ void warpgroup_product_nt(float (&acc)[16][4], u64 left, u64 right) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." WGMMA_FORMATS " {" NAMES_64 "}, %64, %65, add, 1, 1, 0, 0;\n}"
                  : TILES_OF(0), TILES_OF(8)
                  : "l"(left), "l"(right), "n"(Add));
+}
+
+// The same with A (64, 16) in registers.
+template <int Add> __device__ __forceinline__ void warpgroup_product_nt(float (&acc)[8][4], const Left& left, u64 right) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." WGMMA_FORMATS " {" NAMES_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
+                 : TILES_OF(0)
+                 : "r"(left.r[0]), "r"(left.r[1]), "r"(left.r[2]), "r"(left.r[3]), "l"(right), "n"(Add));
 }
 
 // Starts acc += A B for 16 of the contracted index: A (64, 16) in registers, B (16, 8 N) in tiles, transposed.
 __device__ __forceinline__ void warpgroup_product_nn(float (&acc)[8][4], const Left& left, u64 right) {
     asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." WGMMA_FORMATS " {" NAMES_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
                  : TILES_OF(0)
                  : "r"(left.r[0]), "r"(left.r[1]), "r"(left.r[2]), "r"(left.r[3]), "l"(right));
 }
 __device__ __forceinline__ void warpgroup_product_nn(float (&acc)[16][4], const Left& left, u64 right) {
     asm volatile("{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." WGMMA_FORMATS " {" NAMES_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
                  : TILES_OF(0), TILES_OF(8)
                  : "r"(left.r[0]), "r"(left.r[1]), "r"(left.r[2]), "r"(left.r[3]), "l"(right));
 }
@@ -99,6 +112,39 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& from, Corner 
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
                  ::"r"(to), "l"(&from), "r"(corner.column), "r"(corner.head), "r"(corner.token), "r"(corner.batch),
                  "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// A barrier that `arrivals` calls of barrier_arrive pass on.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// After stores to shared memory that the tensor cores or the copy engine come to next, and before a barrier.
+__device__ __forceinline__ void fence_shared_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Of the calling warpgroup only; `Number` from 1 to 15.
+template <int Number> __device__ __forceinline__ void warpgroup_barrier() {
+    asm volatile("bar.sync %0, 128;" ::"n"(Number) : "memory");
+}
+// Registers of each thread of the warpgroup from here on.
+template <int Registers> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// Element (row, column) of a tile of 16-bit operands, in bytes from its begin.
+__device__ __forceinline__ u32 place_in_tile(u32 row, u32 column) {
+    return row * SPAN_BYTES + ((column / 8 ^ row % 8) * 16 | column % 8 * 2);
+}
+// Four matrices of 8 x 8 operands from registers to shared memory, transposed; the inverse of load_matrices_transposed.
+__device__ __forceinline__ void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 

@@ -60,6 +60,7 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     all.push(Box::new(crate::cuda::Recurrent::fp64()));
     all.push(Box::new(crate::cuda::Recurrent::fp32()));
     all.extend(crate::cuda::chunk::Chunk::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
+    all.push(Box::new(crate::cuda::chunk::Chunk::fused()));
     all.extend(crate::cuda::chunk::gdn2::Gdn2::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Kernel>));
     all.push(Box::new(crate::cuda::decode::Decode));
     all

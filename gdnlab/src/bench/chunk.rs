@@ -20,6 +20,7 @@ impl Subject for Chunk {
             scale: tensors.scale as f32,
             initial_state: true,
             d_final_state: backward,
+            fused: self.is_fused(),
             ..Options::new(tensors.shape.key_dim)
         };
         let setup = Setup {

@@ -97,7 +97,7 @@ pub fn results_of(pass: Pass) -> &'static [&'static str] {
 
 /// Every subject of this build, the default first.
 pub fn all_subjects() -> Vec<Box<dyn Subject>> {
-    Chunk::presets().into_iter().map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect()
+    Chunk::presets().into_iter().chain([Chunk::fused()]).map(|kernel| Box::new(kernel) as Box<dyn Subject>).collect()
 }
 
 /// The subjects called `names`, or the default where there are none.

@@ -65,7 +65,13 @@ impl Chunked {
     pub fn presets() -> Vec<Self> {
         Policy::presets()
             .into_iter()
-            .map(|(mode, policy)| Self { name: format!("cpu-chunk-{mode}"), policy, chunk: 64, mode, decay_factor: 1.0 })
+            .map(|(mode, policy)| Self {
+                name: format!("cpu-chunk-{mode}"),
+                policy,
+                chunk: 64,
+                mode,
+                decay_factor: 1.0,
+            })
             .collect()
     }
 

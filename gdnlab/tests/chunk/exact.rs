@@ -31,7 +31,7 @@ fn bits(results: &Results) -> Vec<(&'static str, Vec<u64>)> {
     tensors.map(|(name, tensor)| (name, tensor.data.iter().map(|x| x.to_bits()).collect())).collect()
 }
 
-fn differing(a: &Results, b: &Results) -> Vec<&'static str> {
+pub fn differing(a: &Results, b: &Results) -> Vec<&'static str> {
     bits(a).into_iter().zip(bits(b)).filter(|(a, b)| a != b).map(|((name, _), _)| name).collect()
 }
 
@@ -119,7 +119,7 @@ fn a_sequence_gives_the_same_bits_alone_and_packed() {
 }
 
 /// Sequence `n`, whose tokens are `tokens`, by itself.
-fn sequence(packed: &Inputs, n: usize, tokens: Range<usize>) -> Inputs {
+pub fn sequence(packed: &Inputs, n: usize, tokens: Range<usize>) -> Inputs {
     let mut alone = packed.clone();
     alone.cu_seqlens = None;
     alone.shape.tokens = tokens.len();
@@ -131,7 +131,7 @@ fn sequence(packed: &Inputs, n: usize, tokens: Range<usize>) -> Inputs {
 }
 
 /// The results of sequence `n`.
-fn part(together: &Results, n: usize, tokens: Range<usize>) -> Results {
+pub fn part(together: &Results, n: usize, tokens: Range<usize>) -> Results {
     let mut part = together.clone();
     cut(&mut part.outputs.o, 1, tokens.clone());
     cut(&mut part.outputs.final_state, 0, n..n + 1);

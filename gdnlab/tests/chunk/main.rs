@@ -13,6 +13,7 @@ mod compile;
 mod exact;
 mod exponential;
 mod extremes;
+mod fused;
 mod gates;
 mod tolerance;
 

@@ -24,6 +24,7 @@ pub struct Chunk {
     input: Format,
     tolerance: &'static str,
     summary: &'static str,
+    fused: bool,
 }
 
 impl Chunk {
@@ -35,6 +36,7 @@ impl Chunk {
             input: Format::Bf16,
             tolerance: "f16-internals",
             summary: "bf16 inputs and results, scaled f16 operands",
+            fused: false,
         }
     }
 
@@ -46,6 +48,7 @@ impl Chunk {
             input: Format::Bf16,
             tolerance: "bf16",
             summary: "bf16 inputs, results and operands",
+            fused: false,
         }
     }
 
@@ -57,6 +60,7 @@ impl Chunk {
             input: Format::F16,
             tolerance: "fp16",
             summary: "f16 inputs and results, scaled f16 operands",
+            fused: false,
         }
     }
 
@@ -68,6 +72,7 @@ impl Chunk {
             input: Format::F32,
             tolerance: "tf32",
             summary: "f32 inputs and results, TF32 operands rounded to nearest",
+            fused: false,
         }
     }
 
@@ -79,10 +84,24 @@ impl Chunk {
             input: Format::F32,
             tolerance: "fp32",
             summary: "IEEE f32 throughout, the triangular solve too, without tensor cores",
+            fused: false,
         }
     }
 
-    /// All of them, the default one first.
+    /// bf16 inputs and results, f16 operands inside; the forward alone, in one sweep by the warpgroups of a Hopper GPU.
+    ///
+    /// It keeps nothing of a chunk, so it takes hardly any memory beside its tensors. Faster than [`Chunk::bf16`] where
+    /// sequences and heads are many or a sequence is cut; slower for one sequence of many heads.
+    pub fn fused() -> Self {
+        Self {
+            name: "cuda-chunk-fused",
+            summary: "bf16 inputs and results, scaled f16 operands, the forward in one sweep",
+            fused: true,
+            ..Self::bf16()
+        }
+    }
+
+    /// All of them that have a backward, the default one first.
     pub fn presets() -> Vec<Self> {
         vec![Self::bf16(), Self::bf16_internals(), Self::f16(), Self::tf32(), Self::fp32()]
     }
@@ -92,9 +111,15 @@ impl Chunk {
         self.mode
     }
 
+    /// Whether its forward is one sweep.
+    pub fn is_fused(&self) -> bool {
+        self.fused
+    }
+
     fn run(&self, inputs: &Inputs, backward: bool) -> Result<Results> {
         self.supports(inputs)?;
-        let setup = Setup::of_inputs(inputs, self.mode, self.input, backward)?;
+        let mut setup = Setup::of_inputs(inputs, self.mode, self.input, backward)?;
+        setup.options.fused = self.fused;
         setup.validate()?;
         let mut plan = Plan::new(Gpu::shared()?, setup)?;
         plan.upload_inputs(inputs)?;
@@ -127,6 +152,12 @@ impl Chunk {
                 )));
             }
         }
+        if self.fused && !([64, 128].contains(&shape.key_dim) && shape.value_dim.is_multiple_of(64)) {
+            let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
+            return Err(self.unsupported(format!(
+                "K = {key_dim}, V = {value_dim}: expected K = 64 or 128 and V a multiple of 64; cuda-chunk-bf16 takes more"
+            )));
+        }
         Ok(())
     }
 
@@ -145,11 +176,15 @@ impl Kernel for Chunk {
     }
 
     fn needs(&self) -> &'static str {
-        "an NVIDIA GPU, sm_80 or newer"
+        if self.fused { "an NVIDIA Hopper GPU (sm_90a)" } else { "an NVIDIA GPU, sm_80 or newer" }
     }
 
     fn on_gpu(&self) -> bool {
         true
+    }
+
+    fn has_backward(&self) -> bool {
+        !self.fused
     }
 
     fn ops(&self) -> &'static [Op] {
@@ -169,6 +204,9 @@ impl Kernel for Chunk {
     }
 
     fn backward(&self, inputs: &Inputs) -> Result<Results> {
+        if self.fused {
+            return Err(self.unsupported("a backward: cuda-chunk-bf16 has one".to_owned()));
+        }
         self.run(inputs, true)
     }
 }

@@ -1,6 +1,7 @@
 //! The launches of both passes.
 
 use super::config::{Card, Config};
+use super::fused::Fused;
 use super::setup::{Beta, Gate, Setup};
 use super::table::ChunkTable;
 use crate::cuda::{Build, Function, Gpu, Grid, source};
@@ -20,6 +21,8 @@ pub(super) const JOIN_THREADS: usize = 256;
 pub(super) enum Step {
     /// `ChunkParams`.
     Chunk(Function, Grid),
+    /// `FusedParams`.
+    Fused(Function, Grid),
     /// `GateParams`.
     Gates(Function, Grid),
 }
@@ -87,6 +90,29 @@ impl Launches {
             launches.add_gates(gpu, setup)?;
         }
         Ok(launches)
+    }
+
+    /// Compiles the kernels of a forward in one sweep.
+    pub fn fused(gpu: &Gpu, config: &Config, setup: &Setup, table: &ChunkTable, fused: &Fused) -> Result<Self> {
+        let (shape, segments) = (&setup.shape, table.segments());
+        let module = gpu.module(&fused.build(config)?)?;
+        let mut shared = Vec::new();
+        if config.cut {
+            let of_all = fused.grid(setup, segments, shape.value_dim + shape.key_dim)?;
+            shared.push(Step::Fused(module.function("chunk_fused_segment_ends")?, of_all));
+            let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
+            shared.push(Step::Chunk(gpu.module(&config.join()?)?.function("chunk_join_states")?, join));
+        }
+        let sweep = fused.grid(setup, segments, shape.value_dim)?;
+        Ok(Self {
+            shared,
+            forward: vec![Step::Fused(module.function("chunk_fused_forward")?, sweep)],
+            states: Vec::new(),
+            d_states: Vec::new(),
+            gradient: Vec::new(),
+            heads_per_block: 1,
+            gate_parts: 0,
+        })
     }
 
     /// Parts of the token axis that the gradients of raw gates are summed over.

@@ -12,6 +12,7 @@
 //! | `chunk_gradient` | for every chunk at once: dq, dk, dg, dbeta |
 //! | `chunk_segment_ends`, `chunk_join_states` | for a sequence that is cut: the state at the start of each segment |
 //! | `chunk_segment_starts`, `chunk_join_d_states` | the gradient of the state at the end of each segment |
+//! | `chunk_fused_forward`, `chunk_fused_segment_ends` | the forward in one sweep on Hopper, for [`Chunk::fused`] |
 //! | `gate_gradients`, `gate_sums` | the gradients of raw gates |
 //!
 //! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them. A long
@@ -21,6 +22,7 @@
 //! decides on the order of a sum follows from the mode, the head dimensions and the number of value heads ([`config`]).
 
 pub mod config;
+mod fused;
 pub mod gdn2;
 mod kernel;
 mod launches;
@@ -36,6 +38,7 @@ use super::{Build, Operator};
 use crate::Result;
 use crate::precision::Format;
 use config::{Card, Config, Variant, Work};
+use fused::{Fused, FusedParams};
 use params::{ChunkParams, GateParams};
 
 pub use super::decode::{HEAD_DIMS, StateLayout};
@@ -82,6 +85,12 @@ fn builds() -> Result<Vec<Build>> {
         let builds = Config::new(variant, work, &card)?.builds()?;
         all.extend(builds);
     }
+    for (key_dim, value_dim, consumers, cut) in
+        [(128, 128, 2, true), (128, 128, 1, true), (64, 128, 2, false), (128, 64, 1, false), (64, 64, 1, true)]
+    {
+        let variant = Variant { mode: F16Internals, input: Bf16, key_dim, value_dim, value_heads: 16 };
+        all.push(Fused { consumers }.build(&Config::new(variant, of(16, cut), &hopper)?)?);
+    }
     all.sort_by_key(ToString::to_string);
     all.dedup();
     Ok(all)
@@ -101,6 +110,8 @@ pub(super) const OPERATOR: Operator = Operator {
         ("chunk_join_states", size_of::<ChunkParams>()),
         ("chunk_join_d_states", size_of::<ChunkParams>()),
         ("chunk_gradient", size_of::<ChunkParams>()),
+        ("chunk_fused_forward", size_of::<FusedParams>()),
+        ("chunk_fused_segment_ends", size_of::<FusedParams>()),
         ("gate_gradients", size_of::<GateParams>()),
         ("gate_sums", size_of::<GateParams>()),
     ],

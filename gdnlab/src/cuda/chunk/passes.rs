@@ -1,13 +1,14 @@
 //! Both passes of a problem at the caller's addresses: the workspace, and the launches.
 
 use super::StateLayout;
-use super::config::{Card, Config};
+use super::config::{Card, Config, Work};
+use super::fused::{Fused, FusedParams};
 use super::launches::{Launches, Step};
 use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Options, Setup};
 use super::table::{ChunkTable, DeviceTable, counted};
 use super::workspace::{Extent, Workspace};
-use crate::cuda::{Buffer, Event, Gpu, Grid, Stream};
+use crate::cuda::{Buffer, Event, Gpu, Grid, Stream, TensorMap};
 use crate::{Error, Result};
 
 /// What addresses of tensors are a multiple of, in bytes.
@@ -80,6 +81,8 @@ pub struct Passes {
     /// Sums of parts of the gradients of raw gates.
     partial: Option<Buffer<f64>>,
     launches: Launches,
+    /// Where the forward is one sweep.
+    fused: Option<Fused>,
     side: Side,
     /// All but the tensors.
     params: ChunkParams,
@@ -96,6 +99,8 @@ struct Side {
 struct AllParams {
     chunk: ChunkParams,
     gates: GateParams,
+    /// For kernels that take them.
+    maps: Option<[TensorMap; 3]>,
 }
 
 impl Passes {
@@ -106,9 +111,16 @@ impl Passes {
     /// memory of some kind, or the kernels cannot be had.
     pub fn new(gpu: &Gpu, setup: Setup) -> Result<Self> {
         setup.validate()?;
-        let config = Config::new(setup.variant(), setup.work(), &Card::from(gpu))?;
-        let table = ChunkTable::new(&setup.sequences, &config.variant)?;
-        let launches = Launches::new(gpu, &config, &setup, &table)?;
+        if setup.options.fused {
+            Fused::check(gpu)?;
+        }
+        let card = Card::from(gpu);
+        let (config, table) = specialise(&setup, &card)?;
+        let fused = setup.options.fused.then(|| Fused::new(&setup, table.segments(), config.cut, &card));
+        let launches = match &fused {
+            Some(fused) => Launches::fused(gpu, &config, &setup, &table, fused)?,
+            None => Launches::new(gpu, &config, &setup, &table)?,
+        };
         let workspace = Workspace::new(gpu, &config, &setup.shape, extent(&setup, &table))?;
         let partial = partial_elements(&setup);
         let mut passes = Self {
@@ -117,6 +129,7 @@ impl Passes {
             partial: if partial > 0 { Some(gpu.alloc(partial)?) } else { None },
             table: DeviceTable::new(gpu, &table)?,
             launches,
+            fused,
             side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
             params: ChunkParams::default(),
             setup,
@@ -133,8 +146,7 @@ impl Passes {
     /// As [`Passes::new`], but for memory.
     pub fn bytes(gpu: &Gpu, setup: &Setup) -> Result<usize> {
         setup.validate()?;
-        let config = Config::new(setup.variant(), setup.work(), &Card::from(gpu))?;
-        let table = ChunkTable::new(&setup.sequences, &config.variant)?;
+        let (config, table) = specialise(setup, &Card::from(gpu))?;
         let workspace = Workspace::bytes_for(&config, &setup.shape, extent(setup, &table))?;
         Ok(workspace + partial_elements(setup) * size_of::<f64>() + table.bytes())
     }
@@ -223,7 +235,8 @@ impl Passes {
     fn forward_params(&self, tensors: &Tensors) -> Result<AllParams> {
         self.check(tensors)?;
         require("o", tensors.o, true)?;
-        Ok(AllParams { chunk: self.with_tensors(tensors), gates: GateParams::default() })
+        let maps = self.fused.map(|fused| fused.maps(&self.setup, tensors)).transpose()?;
+        Ok(AllParams { chunk: self.with_tensors(tensors), gates: GateParams::default(), maps })
     }
 
     fn backward_params(&self, tensors: &Tensors, grads: &GradTensors) -> Result<AllParams> {
@@ -253,7 +266,7 @@ impl Passes {
             dh0: grads.dh0,
             ..self.with_tensors(tensors)
         };
-        Ok(AllParams { chunk, gates: self.gate_params(tensors, grads)? })
+        Ok(AllParams { chunk, gates: self.gate_params(tensors, grads)?, maps: None })
     }
 
     /// Refuses addresses that do not go with the options.
@@ -330,6 +343,14 @@ unsafe fn start_all<'a>(stream: &Stream, steps: impl IntoIterator<Item = &'a Ste
             // SAFETY: the workspace was cut for this specialisation, and lives as long as the passes; the rest is the
             // promise of the caller.
             Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &params.chunk)? },
+            Step::Fused(kernel, grid) => {
+                let Some(maps) = params.maps else {
+                    return Err(Error::gpu("chunk: a fused kernel without maps of q, k and v"));
+                };
+                let fused = FusedParams { maps, chunk: params.chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &fused)? }
+            }
             // SAFETY: as above.
             Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &params.gates)? },
         }
@@ -337,8 +358,21 @@ unsafe fn start_all<'a>(stream: &Stream, steps: impl IntoIterator<Item = &'a Ste
     Ok(())
 }
 
+/// The specialisation that runs `setup`, and where its chunks lie.
+fn specialise(setup: &Setup, card: &Card) -> Result<(Config, ChunkTable)> {
+    let variant = setup.variant();
+    if !setup.options.fused {
+        return Ok((Config::new(variant, setup.work(), card)?, ChunkTable::new(&setup.sequences, &variant)?));
+    }
+    let table = ChunkTable::cut(&setup.sequences, variant.chunk(), |chunks| Fused::segments(&variant, chunks))?;
+    let work = Work { heads: table.segments() * variant.value_heads, cut: table.is_cut() };
+    Ok((Config::new(variant, work, card)?, table))
+}
+
+/// What the workspace has to hold: a fused forward keeps nothing of a chunk.
 fn extent(setup: &Setup, table: &ChunkTable) -> Extent {
-    Extent { chunks: table.chunks(), segments: table.segments(), backward: setup.backward }
+    let chunks = if setup.options.fused { 0 } else { table.chunks() };
+    Extent { chunks, segments: table.segments(), backward: setup.backward }
 }
 
 /// Numbers that the gradients of raw gates are summed in: two for each part of the tokens and each value head.

@@ -2,6 +2,7 @@
 
 use super::StateLayout;
 use super::config::{Variant, Work};
+use super::fused::Fused;
 use crate::precision::Format;
 use crate::problem::{Inputs, Op, Shape};
 use crate::{Error, Result};
@@ -96,6 +97,8 @@ pub struct Options {
     pub initial_state: bool,
     /// Whether there is a gradient of the final state; zeros otherwise.
     pub d_final_state: bool,
+    /// Whether the forward is one sweep that keeps nothing, for Hopper alone; its bits are others.
+    pub fused: bool,
 }
 
 impl Options {
@@ -109,6 +112,7 @@ impl Options {
             state_layout: StateLayout::KeyValue,
             initial_state: false,
             d_final_state: false,
+            fused: false,
         }
     }
 }
@@ -240,6 +244,9 @@ impl Setup {
         self.shape.validate()?;
         self.variant().validate()?;
         check_sequences(&self.shape, &self.sequences)?;
+        if self.options.fused {
+            Fused::validate(self)?;
+        }
         let Options { scale, qk_l2norm, beta, .. } = self.options;
         if !scale.is_finite() {
             return Err(Error::input(format!("chunk: scale = {scale}: expected a finite number")));

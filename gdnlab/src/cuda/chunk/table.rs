@@ -29,6 +29,14 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::Input`] where tokens or chunks are more than a kernel can count.
     pub fn new(sequences: &[Range<usize>], variant: &Variant) -> Result<Self> {
+        Self::cut(sequences, variant.chunk(), |chunks| variant.segments(chunks))
+    }
+
+    /// The chunks of `size` tokens of `sequences`, cut into as many segments as `segments` says for a number of chunks.
+    ///
+    /// # Errors
+    /// As [`ChunkTable::new`].
+    pub fn cut(sequences: &[Range<usize>], size: usize, segments: impl Fn(usize) -> usize) -> Result<Self> {
         let mut table = Self {
             first_token: Vec::new(),
             length: Vec::new(),
@@ -37,7 +45,6 @@ impl ChunkTable {
             segment_sequence: Vec::new(),
             sequence_segment: vec![0],
         };
-        let size = variant.chunk();
         for (number, tokens) in sequences.iter().enumerate() {
             let before = table.chunks();
             for first in tokens.clone().step_by(size) {
@@ -46,7 +53,7 @@ impl ChunkTable {
             }
             table.sequence.push(counted(table.chunks())?);
             let chunks = table.chunks() - before;
-            let segments = variant.segments(chunks);
+            let segments = segments(chunks);
             for segment in 1..=segments {
                 table.segment.push(counted(before + chunks * segment / segments)?);
                 table.segment_sequence.push(counted(number)?);
@@ -64,6 +71,11 @@ impl ChunkTable {
     /// Number of segments.
     pub fn segments(&self) -> usize {
         self.segment_sequence.len()
+    }
+
+    /// Whether a sequence has more than one segment.
+    pub fn is_cut(&self) -> bool {
+        self.sequence_segment.windows(2).any(|pair| pair[1] - pair[0] > 1)
     }
 
     /// Size in bytes.

@@ -1,0 +1,141 @@
+//! The forward in one sweep on Hopper: which problems it takes, and the shape of its launches.
+
+use super::config::{Card, Config, Variant};
+use super::launches::grid;
+use super::params::ChunkParams;
+use super::passes::Tensors;
+use super::setup::{Mode, Setup};
+use crate::cuda::{Build, Gpu, Grid, Swizzle, TensorMap, TileFormat, Tiles, source};
+use crate::precision::Format;
+use crate::{Error, Result};
+
+/// Columns, tokens and bytes of a row of one tile (`SPAN`, `CHUNK`).
+const SPAN: usize = 64;
+const ELEMENT_BYTES: u64 = 2;
+const TILE_BYTES: usize = SPAN * SPAN * ELEMENT_BYTES as usize;
+/// Chunks whose q, k and v are in shared memory at once, and chunks that are prepared at once (`TURNS`, `READY`).
+const TURNS: usize = 3;
+const READY: usize = 3;
+/// No less than what is in shared memory besides tiles: squares, coefficients, gates and barriers.
+const OTHER_BYTES: usize = 24 << 10;
+/// Threads of a warpgroup.
+const WARPGROUP: usize = 128;
+/// Segments of a long sequence, times value heads: they fill an H200 once.
+const SEGMENT_HEADS: usize = 132;
+/// Value heads up to which a sequence is cut: more of them fill the GPU better uncut.
+const FEW_VALUE_HEADS: usize = 16;
+/// Chunks of a segment at the least, and segments of a sequence that is worth cutting: it is read twice then.
+const LEAST_CHUNKS: usize = 32;
+const LEAST_SEGMENTS: usize = 3;
+
+/// `ChunkFusedParams`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct FusedParams {
+    pub maps: [TensorMap; 3],
+    pub chunk: ChunkParams,
+}
+
+/// The shape of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fused {
+    /// Warpgroups that take 64 columns of V each (`CONSUMERS`).
+    pub consumers: usize,
+}
+
+impl Fused {
+    /// Refuses problems that it does not take.
+    ///
+    /// # Errors
+    /// [`Error::Input`] saying what is taken.
+    pub fn validate(setup: &Setup) -> Result<()> {
+        let (key_dim, value_dim) = (setup.shape.key_dim, setup.shape.value_dim);
+        let complaint = if setup.backward {
+            "a backward: it keeps nothing that one could begin with"
+        } else if setup.mode != Mode::F16Internals || setup.input != Format::Bf16 {
+            "this mode and input format: expected f16-internals with bf16 inputs"
+        } else if ![64, 128].contains(&key_dim) || !value_dim.is_multiple_of(SPAN) {
+            "these head dimensions: expected K = 64 or 128, and V = 64, 128, 192 or 256"
+        } else {
+            return Ok(());
+        };
+        Err(Error::input(format!("chunk: the fused forward does not take {complaint}")))
+    }
+
+    /// Refuses other GPUs than Hopper.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] with what this one is.
+    pub fn check(gpu: &Gpu) -> Result<()> {
+        let (major, minor) = gpu.capability;
+        if (major, minor) == (9, 0) {
+            return Ok(());
+        }
+        Err(Error::gpu(format!(
+            "chunk: the fused forward needs compute capability 9.0 (H100, H200), and this GPU has {major}.{minor}: use \
+             cuda-chunk-bf16"
+        )))
+    }
+
+    /// Segments into which a sequence of `chunks` chunks is cut. The batch has no say, as for
+    /// [`Variant::segments`](super::config::Variant::segments).
+    pub fn segments(variant: &Variant, chunks: usize) -> usize {
+        if variant.value_heads > FEW_VALUE_HEADS {
+            return 1;
+        }
+        let segments = usize::min(SEGMENT_HEADS / variant.value_heads.max(1), chunks / LEAST_CHUNKS);
+        if segments >= LEAST_SEGMENTS { segments } else { 1 }
+    }
+
+    /// The block for `segments` segments of all sequences together: as wide as leaves no more than half of the
+    /// multiprocessors idle. No bit of a result depends on it.
+    pub fn new(setup: &Setup, segments: usize, cut: bool, card: &Card) -> Self {
+        let wide = Self { consumers: 2 };
+        let fits =
+            setup.shape.value_dim.is_multiple_of(2 * SPAN) && (!cut || setup.shape.key_dim.is_multiple_of(2 * SPAN));
+        let blocks =
+            segments.saturating_mul(setup.shape.value_heads).saturating_mul(setup.shape.value_dim / (2 * SPAN));
+        if fits && 2 * blocks > card.multiprocessors { wide } else { Self { consumers: 1 } }
+    }
+
+    /// `chunk_fused_forward`, and `chunk_fused_segment_ends` where a sequence is cut.
+    pub fn build(&self, config: &Config) -> Result<Build> {
+        let mut defines = config.variant.defines()?;
+        defines.push(("CONSUMERS", self.consumers.to_string()));
+        if config.cut {
+            defines.push(("CUT", "1".to_owned()));
+        }
+        Ok(Build { source: source("chunk_fused_hopper")?, defines })
+    }
+
+    /// The launch over `columns` columns: those of V, and of the identity where segments are joined.
+    pub fn grid(&self, setup: &Setup, segments: usize, columns: usize) -> Result<Grid> {
+        let spans = setup.shape.key_dim / SPAN;
+        let shared = (TURNS * (2 * spans + self.consumers) + 2 * READY) * TILE_BYTES + OTHER_BYTES;
+        let blocks = [columns / (SPAN * self.consumers), setup.shape.value_heads, segments];
+        grid(blocks, WARPGROUP * (self.consumers + 1), shared)
+    }
+
+    /// What the copy engine has to know of q, k and v.
+    pub fn maps(&self, setup: &Setup, tensors: &Tensors) -> Result<[TensorMap; 3]> {
+        let shape = &setup.shape;
+        let map = |address, heads, dim, spans| map(address, [heads, setup.tokens().max(1), dim], spans);
+        let spans = shape.key_dim / SPAN;
+        Ok([
+            map(tensors.q, shape.qk_heads, shape.key_dim, spans)?,
+            map(tensors.k, shape.qk_heads, shape.key_dim, spans)?,
+            map(tensors.v, shape.value_heads, shape.value_dim, self.consumers)?,
+        ])
+    }
+}
+
+/// Axes `(64, heads, tokens, d / 64)`: `spans` tiles of 64 columns lie one after the other in shared memory.
+fn map(address: u64, [heads, tokens, dim]: [usize; 3], spans: usize) -> Result<TensorMap> {
+    let [heads, tokens, dim] = [heads, tokens, dim].map(|size| size as u64);
+    let (span, row) = (SPAN as u64, dim * ELEMENT_BYTES);
+    let shape = [span, heads, tokens, dim / span];
+    let strides_bytes = [row, heads * row, span * ELEMENT_BYTES];
+    let tile = [SPAN as u32, 1, SPAN as u32, spans as u32];
+    let (format, swizzle) = (TileFormat::Bf16, Swizzle::Bytes128);
+    Tiles { format, address, shape: &shape, strides_bytes: &strides_bytes, tile: &tile, swizzle }.map()
+}
