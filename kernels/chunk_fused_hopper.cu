@@ -456,10 +456,6 @@ __device__ __forceinline__ void weight_tokens_late(OwnTokens& tiles, const float
     }
 }
 
-template <bool Value> struct Flag {
-    static constexpr bool value = Value;
-};
-
 template <bool Output> __device__ __forceinline__ void consume(const Block& block) {
     constexpr bool Rest = !Output; // errors of a segment's end stay in all that follows
     const ChunkParams& p = block.params.chunk;
@@ -520,8 +516,8 @@ template <bool Output> __device__ __forceinline__ void consume(const Block& bloc
         if (at.lane == 0) barrier_arrive(s.used + turn % READY);
     };
 
-    // What a chunk reads from the state: R^T, and the part of the output. `Before`: the output of the chunk before is on its way.
-    auto read = [&](int turn, auto before) {
+    // What a chunk reads from the state: R^T, and the part of the output. `before`: the output of the chunk before is on its way.
+    auto read = [&](int turn, bool before) {
         const u32 tiles = shared_address(s.turns[turn % TURNS]);
         const float* weight = s.coefficients[turn % READY];
         rescale(state, held, scale_for(largest_state));
@@ -533,7 +529,7 @@ template <bool Output> __device__ __forceinline__ void consume(const Block& bloc
         warpgroup_fence();
         start_left_product(right, left, tiles);
         warpgroup_commit();
-        if (before.value) {
+        if (before) {
             warpgroup_wait<1>();
             if (Output) hold(output);
             finish(turn - 1);
@@ -586,7 +582,7 @@ template <bool Output> __device__ __forceinline__ void consume(const Block& bloc
         }
     };
 
-    if (turns > 0) read(0, Flag<false>{});
+    if (turns > 0) read(0, false);
 #pragma unroll 1
     for (int turn = 0; turn < turns; ++turn) {
         const u32 tiles = shared_address(s.turns[turn % TURNS]), inverse = shared_address(s.inverse + turn % READY);
@@ -649,7 +645,7 @@ template <bool Output> __device__ __forceinline__ void consume(const Block& bloc
         hold(state);
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1) largest_state = largest_of(state) * held.inverse;
         if (turn + 1 < turns) {
-            read(turn + 1, Flag<true>{});
+            read(turn + 1, true);
         } else {
             warpgroup_wait<0>();
             if (Output) hold(output);

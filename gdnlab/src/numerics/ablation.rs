@@ -24,7 +24,7 @@ impl Variant {
     /// `base` as it is, then with the operands of one product after the other in `format`, then with all of them.
     ///
     /// # Errors
-    /// [`Error::Input`] where `base` is no preset.
+    /// [`crate::Error::Input`] where `base` is no preset.
     pub fn products(base: &str, format: Format) -> Result<Vec<Self>> {
         let start = Policy::preset(base)?;
         let variant =
@@ -49,7 +49,7 @@ impl Variant {
 /// Errors of each variant on each problem: the ablation, one step at a time. Chunks have 64 tokens.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run`](super::run).
 pub fn ablation(
     problems: &Problems,
     variants: &[Variant],

@@ -124,7 +124,7 @@ pub fn write(path: impl AsRef<Path>, records: &[Record]) -> Result<()> {
 /// The same with lines that are records already, as they are.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write`](write()).
 pub fn write_lines(path: impl AsRef<Path>, lines: &[String]) -> Result<()> {
     write_new(path.as_ref(), &lines.iter().map(|line| format!("{line}\n")).collect::<String>())
 }

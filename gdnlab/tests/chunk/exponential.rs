@@ -75,10 +75,11 @@ fn extreme_decays_are_what_they_should_be() {
     let expected = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, f32::INFINITY, f32::INFINITY, f32::INFINITY, 1.0, 1.0];
     assert_eq!(exponentials("kept", &x), expected);
     assert!(exponentials("kept", &[f32::NAN])[0].is_nan());
-    // Subnormal results err by half of their spacing.
+    // Subnormal results are rounded twice: as a number of 24 bits, then to the spacing there.
     let subnormal: Vec<f32> = (0..1600).map(|i| -87.5 - i as f32 / 100.0).collect();
     for (x, y) in subnormal.iter().zip(exponentials("kept", &subnormal)) {
         let error = f64::from(y) - f64::from(*x).exp();
-        assert!(error.abs() < 1.01 * 2.0f64.powi(-150), "e^{x} = {y:e}: off by {error:e}");
+        let bound = 2.0f64.powi(-150) + 1.3 * U * f64::from(*x).exp();
+        assert!(error.abs() < bound, "e^{x} = {y:e}: off by {error:e}");
     }
 }
