@@ -24,6 +24,8 @@ const OLDEST: c_int = 2_700;
 const ATTENTION: Duration = Duration::from_millis(5);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_micros(100);
+/// How long a message may take after the rank that sent it has ended.
+const LATE: Duration = Duration::from_secs(1);
 
 /// What all ranks have to name to find each other: rank 0 makes it, and tells the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -270,13 +272,26 @@ impl Communicator {
                 Err(error) => break Err(error),
             }
             if let Err(error) = go_on(begin.elapsed()) {
-                break Err(error);
+                break self.late(&event, error);
             }
             if begin.elapsed() > ATTENTION {
                 std::thread::sleep(PAUSE);
             }
         };
         waited.inspect_err(|_| *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = true)
+    }
+
+    /// What a rank sent before it ended may still be on its way: `error` only where it does not come.
+    fn late(&self, event: &Event, error: Error) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < LATE {
+            match self.progress(event) {
+                Ok(true) => return Ok(()),
+                Ok(false) => std::thread::sleep(PAUSE),
+                Err(_) => break,
+            }
+        }
+        Err(error)
     }
 
     fn progress(&self, event: &Event) -> Result<bool> {
