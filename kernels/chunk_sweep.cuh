@@ -410,18 +410,21 @@ __device__ __forceinline__ void store_columns(const OwnTokens& tiles, u8* values
     __syncwarp();
 }
 
+// Multiplies the two pairs of columns of a tile by `weights` and `factor`.
+__device__ __forceinline__ void weight_columns(float (&tile)[4], float2 weights, float factor) {
+    weights.x *= factor;
+    weights.y *= factor;
+    tile[0] *= weights.x;
+    tile[1] *= weights.y;
+    tile[2] *= weights.x;
+    tile[3] *= weights.y;
+}
+
 // Multiplies each column (token) of the tiles by weight[token] * factor.
 __device__ __forceinline__ void weight_tokens(OwnTokens& tiles, const float* weight, float factor, const Place& at) {
 #pragma unroll
-    for (int n = 0; n < C_PART / 8; ++n) {
-        float2 w = *(const float2*)(weight + at.first_token + 8 * n + 2 * at.quad);
-        w.x *= factor;
-        w.y *= factor;
-        tiles[n][0] *= w.x;
-        tiles[n][1] *= w.y;
-        tiles[n][2] *= w.x;
-        tiles[n][3] *= w.y;
-    }
+    for (int n = 0; n < C_PART / 8; ++n)
+        weight_columns(tiles[n], *(const float2*)(weight + at.first_token + 8 * n + 2 * at.quad), factor);
 }
 
 // What an update can add to the largest element of a state, over the largest of the left operand: the elements of K' and
@@ -516,15 +519,7 @@ __device__ __forceinline__ void decay_state(OwnState& state, float largest, cons
 #if CHANNELS
     const float* decays = weight + COEFFICIENTS * CHUNK + at.first_k + 2 * at.quad;
 #pragma unroll
-    for (int n = 0; n < K_PART / 8; ++n) {
-        float2 decay = *(const float2*)(decays + 8 * n);
-        decay.x *= factor;
-        decay.y *= factor;
-        state[n][0] *= decay.x;
-        state[n][1] *= decay.y;
-        state[n][2] *= decay.x;
-        state[n][3] *= decay.y;
-    }
+    for (int n = 0; n < K_PART / 8; ++n) weight_columns(state[n], *(const float2*)(decays + 8 * n), factor);
 #else
     multiply(state, largest * factor);
 #endif

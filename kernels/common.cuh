@@ -81,8 +81,9 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #if BULK_COPY
 // The bulk copy engine: one thread asks for a whole block of memory, and a barrier in shared memory counts its bytes.
 typedef u64 Barrier;
-__device__ __forceinline__ void barrier_init(Barrier* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+// It passes on after `arrivals` calls of barrier_expect or of barrier_arrive (hopper.cuh), and all bytes that are expected.
+__device__ __forceinline__ void barrier_init(Barrier* barrier, u32 arrivals = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_expect(Barrier* barrier, u32 bytes) {

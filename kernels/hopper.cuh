@@ -115,11 +115,6 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& from, Corner 
                  : "memory");
 }
 
-// A barrier that `arrivals` calls of barrier_arrive pass on.
-__device__ __forceinline__ void barrier_init(Barrier* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
 __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
