@@ -110,6 +110,12 @@ pub struct GradientTile {
     pub stages: usize,
 }
 
+/// As many as `wanted` segments of `chunks` chunks, or 1 where they would be too short or too few.
+pub(super) fn worthwhile_segments(wanted: usize, chunks: usize) -> usize {
+    let segments = usize::min(wanted, chunks / LEAST_CHUNKS);
+    if segments >= LEAST_SEGMENTS { segments } else { 1 }
+}
+
 impl Variant {
     /// Refuses what there is no kernel for.
     ///
@@ -138,8 +144,7 @@ impl Variant {
     /// Segments into which a sequence of `chunks` chunks is cut, which then run side by side. The sums of a state have
     /// another order then, so the batch has no say.
     pub fn segments(&self, chunks: usize) -> usize {
-        let segments = usize::min(1 + SEGMENT_HEADS / self.value_heads.max(1), chunks / LEAST_CHUNKS);
-        if segments >= LEAST_SEGMENTS { segments } else { 1 }
+        worthwhile_segments(1 + SEGMENT_HEADS / self.value_heads.max(1), chunks)
     }
 
     /// What there is to do side by side for `sequences`; an empty one is nothing.

@@ -1,12 +1,13 @@
 //! The forward in one sweep on Hopper: which problems it takes, and the shape of its launches.
 
-use super::config::{Card, Config, Variant};
+use super::config::{Card, Config, Variant, worthwhile_segments};
 use super::launches::grid;
 use super::params::ChunkParams;
 use super::passes::Tensors;
 use super::setup::{Mode, Setup};
 use crate::cuda::{Build, Gpu, Grid, Swizzle, TensorMap, TileFormat, Tiles, source};
 use crate::precision::Format;
+use crate::problem::Shape;
 use crate::{Error, Result};
 
 /// Columns, tokens and bytes of a row of one tile (`SPAN`, `CHUNK`).
@@ -24,9 +25,6 @@ const WARPGROUP: usize = 128;
 const SEGMENT_HEADS: usize = 132;
 /// Value heads up to which a sequence is cut: more of them fill the GPU better uncut.
 const FEW_VALUE_HEADS: usize = 16;
-/// Chunks of a segment at the least, and segments of a sequence that is worth cutting: it is read twice then.
-const LEAST_CHUNKS: usize = 32;
-const LEAST_SEGMENTS: usize = 3;
 
 /// `ChunkFusedParams`.
 #[derive(Clone, Copy, Debug)]
@@ -49,17 +47,21 @@ impl Fused {
     /// # Errors
     /// [`Error::Input`] saying what is taken.
     pub fn validate(setup: &Setup) -> Result<()> {
-        let (key_dim, value_dim) = (setup.shape.key_dim, setup.shape.value_dim);
         let complaint = if setup.backward {
             "a backward: it keeps nothing that one could begin with"
         } else if setup.mode != Mode::F16Internals || setup.input != Format::Bf16 {
             "this mode and input format: expected f16-internals with bf16 inputs"
-        } else if ![64, 128].contains(&key_dim) || !value_dim.is_multiple_of(SPAN) {
+        } else if !Self::takes(&setup.shape) {
             "these head dimensions: expected K = 64 or 128, and V = 64, 128, 192 or 256"
         } else {
             return Ok(());
         };
         Err(Error::input(format!("chunk: the fused forward does not take {complaint}")))
+    }
+
+    /// Whether it takes these head dimensions.
+    pub fn takes(shape: &Shape) -> bool {
+        [SPAN, 2 * SPAN].contains(&shape.key_dim) && shape.value_dim.is_multiple_of(SPAN)
     }
 
     /// Refuses other GPUs than Hopper.
@@ -83,8 +85,7 @@ impl Fused {
         if variant.value_heads > FEW_VALUE_HEADS {
             return 1;
         }
-        let segments = usize::min(SEGMENT_HEADS / variant.value_heads.max(1), chunks / LEAST_CHUNKS);
-        if segments >= LEAST_SEGMENTS { segments } else { 1 }
+        worthwhile_segments(SEGMENT_HEADS / variant.value_heads.max(1), chunks)
     }
 
     /// The block for `segments` segments of all sequences together: as wide as leaves no more than half of the

@@ -1,5 +1,6 @@
 //! The chunk kernels behind the one trait of all implementations.
 
+use super::fused::Fused;
 use super::{HEAD_DIMS, Mode, Plan, Setup};
 use crate::cuda::Gpu;
 use crate::kernel::Kernel;
@@ -152,7 +153,7 @@ impl Chunk {
                 )));
             }
         }
-        if self.fused && !([64, 128].contains(&shape.key_dim) && shape.value_dim.is_multiple_of(64)) {
+        if self.fused && !Fused::takes(shape) {
             let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
             return Err(self.unsupported(format!(
                 "K = {key_dim}, V = {value_dim}: expected K = 64 or 128 and V a multiple of 64; cuda-chunk-bf16 takes more"
