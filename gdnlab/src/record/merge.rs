@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Fields that say what was measured, of every kind of record. A field that a kind does not have says nothing.
-const FIELDS: [&str; 33] = [
+const FIELDS: [&str; 38] = [
     "kind",
     "op",
     "kernel",
@@ -45,6 +45,11 @@ const FIELDS: [&str; 33] = [
     "size",
     "steps",
     "text",
+    "ranks",
+    "transport",
+    "cut",
+    "scaling",
+    "clock",
 ];
 
 /// Which machines' records come into one list.

@@ -121,6 +121,8 @@ fn no_two_measurements_of_a_run_are_taken_for_one() {
         "day03_precision_intel-xeon_2026-11-30",
         "day05_bias_nvidia-h200_2026-11-30",
         "day05_determinism_nvidia-h200_2026-11-30",
+        "day07_cp_intel-xeon_2026-11-30",
+        "day07_cp_nvidia-h200_2026-11-30",
         "training_nvidia-h200_2026-11-30",
     ] {
         let text = std::fs::read_to_string(data.join(format!("{name}.jsonl"))).unwrap();
@@ -140,5 +142,5 @@ fn no_two_measurements_of_a_run_are_taken_for_one() {
             assert!(merged.dropped.is_empty(), "{name} of {commit}: {}", merged.dropped[0]);
         }
     }
-    assert!(kinds.len() >= 8, "{kinds:?}");
+    assert!(kinds.len() >= 9, "{kinds:?}");
 }
