@@ -221,29 +221,38 @@ mod on_a_gpu {
         }
     }
 
+    /// The cuts of one kernel share its inputs, its single run and the truth, and kernels are compiled and compared side by
+    /// side: else this takes minutes.
     #[test]
     #[ignore = "needs an NVIDIA GPU"]
     fn sequences_that_cross_ranks_stay_within_the_limit() {
+        let cuts = [(3, "even"), (4, "3000+1+7000+239"), (8, "aligned")];
+        let cuts = cuts.map(|(ranks, cuts)| (ranks, cuts.parse::<Cuts>().unwrap()));
         for op in Op::ALL {
             let setting = Setting::rfc(op, 12);
-            for name in kernels(op) {
-                let kernel = kernel(&name).unwrap();
-                for (ranks, cuts) in [(3, "even"), (4, "3000+1+7000+239"), (8, "aligned")] {
-                    let cuts: Cuts = cuts.parse().unwrap();
-                    let records = Trial::new(&setting, &cuts, kernel.as_ref()).virtual_exactness(ranks).unwrap();
-                    for found in exactness(&records) {
-                        println!(
-                            "{name} {ranks} ranks {cuts} {}: rel_rms {:.2e}, single {:.2e}, apart {:.2e}, {} of {} differ",
-                            found.tensor,
-                            found.rel_rms,
-                            found.single_rel_rms,
-                            found.apart,
-                            found.differing,
-                            found.elements
-                        );
-                        assert!(found.rel_rms < LIMIT, "{found:?}");
-                    }
+            std::thread::scope(|scope| {
+                for name in kernels(op) {
+                    let (setting, cuts) = (&setting, &cuts);
+                    scope.spawn(move || stays_within_the_limit(&name, setting, cuts));
                 }
+            });
+        }
+    }
+
+    fn stays_within_the_limit(name: &str, setting: &Setting, cuts: &[(usize, Cuts)]) {
+        let kernel = kernel(name).unwrap();
+        let mut trial = Trial::new(setting, &cuts[0].1, kernel.as_ref());
+        for (ranks, cuts) in cuts {
+            trial = trial.cut_by(cuts);
+            let records = trial.virtual_exactness(*ranks).unwrap();
+            let found = exactness(&records);
+            assert_eq!(found.len(), if setting.op == Op::Gdn { 8 } else { 9 });
+            for found in found {
+                println!(
+                    "{name} {ranks} ranks {cuts} {}: rel_rms {:.2e}, single {:.2e}, apart {:.2e}, {} of {} differ",
+                    found.tensor, found.rel_rms, found.single_rel_rms, found.apart, found.differing, found.elements
+                );
+                assert!(found.rel_rms < LIMIT, "{name}: {found:?}");
             }
         }
     }
@@ -269,6 +278,50 @@ mod on_a_gpu {
             }
         }
         assert!(DeviceClock::of("cpu-chunk-bf16").unwrap().is_none());
+    }
+
+    /// Times of ranks side by side, by the clock of their GPUs.
+    fn times(arguments: &[&str], records: usize) -> Vec<super::Value> {
+        let output = super::lab(&[&["--json", "--scaling", "strong", "weak"], arguments].concat()).output().unwrap();
+        let (json, said) = super::texts(&output);
+        assert!(output.status.success(), "{said}");
+        let all = super::found(&json);
+        assert_eq!(all.len(), records, "{json}");
+        for record in &all {
+            println!("{record}");
+            let number = |name: &str| record[name].as_f64().unwrap_or(f64::NAN);
+            assert!(record["clock"] == "gpu" && record["samples_ms"].as_array().unwrap().len() == 20, "{record}");
+            assert!(number("latency_ms") > 0.0 && number("single_ms") > 0.0 && number("compute_ms") > 0.0, "{record}");
+            let several = number("ranks") > 1.0;
+            assert_eq!(number("communication_ms") > 0.0 && number("link_latency_ms") > 0.0, several, "{record}");
+        }
+        all
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn tensors_of_ranks_side_by_side_stay_on_the_gpu() {
+        for (op, kernel, passes) in
+            [("gdn", "cuda-chunk-bf16", "--forward"), ("gdn", "cuda-chunk-bf16", ""), ("gdn2", "cuda-gdn2-bf16", "")]
+        {
+            let call = ["--ranks", "3", "--transport", "tcp", "--seqlens", "70+400", "--heads", "2", "--dims", "64,32"];
+            let kernel = ["--op", op, "--kernel", kernel, passes];
+            let kernel = &kernel[..if passes.is_empty() { 4 } else { 5 }];
+            let all = times(&[&call[..], kernel].concat(), 6);
+            let messages: Vec<u64> = all.iter().map(|record| record["messages"].as_u64().unwrap()).collect();
+            let each = if passes.is_empty() { 2 } else { 1 };
+            assert_eq!(messages, [0, 0, 1, 1, 2, 2].map(|crossings| crossings * each));
+        }
+    }
+
+    #[test]
+    #[ignore = "needs two NVIDIA GPUs and NCCL"]
+    fn states_go_from_gpu_to_gpu() {
+        let call = ["--ranks", "2", "--transport", "nccl", "--kernel", "cuda-chunk-bf16", "--seqlens", "1x8192"];
+        let all = times(&call, 4);
+        let of_two = all.iter().find(|record| record["ranks"] == 2).unwrap();
+        // PCIe of two machines would not reach it through their hosts.
+        assert!(of_two["link_gb_s"].as_f64().unwrap() > 20.0, "{of_two}");
     }
 
     #[test]

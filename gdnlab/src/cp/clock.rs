@@ -1,12 +1,10 @@
 //! The GPU's clock for the chunk kernels.
 
+use super::chain::Way;
+use super::device::{ChunkKernel, composition};
 use super::rank::Clock;
 use crate::bench::{Budget, Timer};
-use crate::cuda::chunk::gdn2::{self, Gdn2};
-use crate::cuda::chunk::{Chunk, Plan, Setup};
-use crate::cuda::{Batch, Gpu, Matmul, Product, Stream};
-use crate::kernel::Kernel;
-use crate::precision::Format;
+use crate::cuda::{Gpu, Matmul, Stream};
 use crate::problem::{Inputs, Shape};
 use crate::{Error, Result};
 use std::collections::HashMap;
@@ -17,14 +15,9 @@ use std::sync::{Mutex, PoisonError};
 /// cache. Copies between host and GPU, which a model does not make, are not in it. Calls of the same sizes take the same time,
 /// so each is timed once.
 pub struct DeviceClock {
-    kernel: Timed,
+    kernel: ChunkKernel,
     timer: Mutex<Timer>,
     known: Mutex<HashMap<Sizes, f64>>,
-}
-
-enum Timed {
-    Gdn(Chunk),
-    Gdn2(Gdn2),
 }
 
 /// What the time of a call depends on.
@@ -43,9 +36,7 @@ impl DeviceClock {
     /// # Errors
     /// [`Error::Gpu`] where there is no GPU, or it has no memory left.
     pub fn of(kernel: &str) -> Result<Option<Self>> {
-        let gdn = Chunk::presets().into_iter().find(|chunk| chunk.name() == kernel).map(Timed::Gdn);
-        let gdn2 = || Gdn2::presets().into_iter().find(|chunk| chunk.name() == kernel).map(Timed::Gdn2);
-        let Some(kernel) = gdn.or_else(gdn2) else { return Ok(None) };
+        let Some(kernel) = ChunkKernel::named(kernel) else { return Ok(None) };
         let timer = Mutex::new(Timer::new(Gpu::shared()?, Budget::default())?);
         Ok(Some(Self { kernel, timer, known: Mutex::default() }))
     }
@@ -80,27 +71,13 @@ impl Clock for DeviceClock {
             backward,
         };
         let gpu = self.gpu();
-        self.known(sizes, || match &self.kernel {
-            Timed::Gdn(kernel) => {
-                let setup = Setup::of_inputs(call, kernel.operands(), kernel.input_format(), backward)?;
-                let mut plan = Plan::new(gpu, setup)?;
-                plan.upload_inputs(call)?;
-                // SAFETY: the plan lives until its replays, which the timer waits for, have ended.
-                let forward = self.time(|stream| unsafe { plan.forward_on(stream) })?;
-                // SAFETY: as above; what the forward keeps is there.
-                let after = |stream: &Stream| unsafe { plan.backward_after_forward_on(stream) };
-                Ok(forward + if backward { self.time(after)? } else { 0.0 })
-            }
-            Timed::Gdn2(kernel) => {
-                let setup = gdn2::Setup::of_inputs(call, kernel.operands(), kernel.input_format(), backward)?;
-                let mut plan = gdn2::Plan::new(gpu, setup)?;
-                plan.upload_inputs(call)?;
-                // SAFETY: the plan lives until its replays, which the timer waits for, have ended.
-                let forward = self.time(|stream| unsafe { plan.forward_on(stream) })?;
-                // SAFETY: as above; what the forward keeps is there.
-                let after = |stream: &Stream| unsafe { plan.backward_after_forward_on(stream) };
-                Ok(forward + if backward { self.time(after)? } else { 0.0 })
-            }
+        self.known(sizes, || {
+            let call = self.kernel.call(gpu, call, backward)?;
+            // SAFETY: the call lives until its replays, which the timer waits for, have ended.
+            let forward = self.time(|stream| unsafe { call.forward_on(stream) })?;
+            // SAFETY: as above; what the forward keeps is there.
+            let after = |stream: &Stream| unsafe { call.backward_after_forward_on(stream) };
+            Ok(forward + if backward { self.time(after)? } else { 0.0 })
         })
     }
 
@@ -111,9 +88,7 @@ impl Clock for DeviceClock {
             Sizes { shape: *shape, sequences: Vec::new(), initial_state: true, d_final_state: false, backward: false };
         let gpu = self.gpu();
         self.known(sizes, || {
-            let batch = Batch { count: heads, a: key_dim * key_dim, b: key_dim * value_dim, c: key_dim * value_dim };
-            let product = Product { batch, ..Product::new(key_dim, value_dim, key_dim, Format::F32) };
-            let matmul = Matmul::new(gpu, &product)?;
+            let matmul = Matmul::new(gpu, &composition(shape, Way::Forward))?;
             let transition = gpu.upload(&vec![0.5f32; heads * key_dim * key_dim])?;
             let state = gpu.upload(&vec![0.5f32; heads * key_dim * value_dim])?;
             let local = gpu.upload(&vec![0.5f32; heads * key_dim * value_dim])?;

@@ -1,9 +1,20 @@
 //! How ranks hand states to each other: the one trait of all transports, and ranks that are threads of one process.
 
+use super::measure::barrier;
+use crate::cuda::Gpu;
 use crate::{Error, Result};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Memory of the GPU of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Where it begins, on the GPU.
+    pub address: u64,
+    /// Its size.
+    pub bytes: usize,
+}
 
 /// The ranks as one of them sees them. Messages from one rank to another arrive in their order.
 pub trait Exchange: Send + Sync {
@@ -36,6 +47,50 @@ pub trait Exchange: Send + Sync {
     /// What a rank holds while it computes where ranks share a machine: so each has all of it, and its time is its own.
     fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         None
+    }
+
+    /// Hands what is in `memory` to the rank `to`, once all that was started before on the GPU's stream has ended.
+    ///
+    /// # Errors
+    /// As [`Exchange::send`].
+    ///
+    /// # Safety
+    /// The memory is there, and is neither freed nor written to but in the order of the GPU's stream.
+    unsafe fn send_from_gpu(&self, to: usize, memory: DeviceBytes) -> Result<()> {
+        // SAFETY: the promise of the caller.
+        let bytes: Vec<u8> = unsafe { Gpu::shared()?.stream().download_from(memory.address, memory.bytes)? };
+        self.send(to, &bytes)
+    }
+
+    /// Fills `memory` with the next message of the rank `from`. What is started afterwards on the GPU's stream finds it there.
+    ///
+    /// # Errors
+    /// As [`Exchange::receive`].
+    ///
+    /// # Safety
+    /// The memory is there, and is neither freed nor used but in the order of the GPU's stream.
+    unsafe fn receive_on_gpu(&self, from: usize, memory: DeviceBytes) -> Result<()> {
+        let bytes = self.receive(from, memory.bytes)?;
+        // SAFETY: the promise of the caller.
+        unsafe { Gpu::shared()?.stream().upload_to(&bytes, memory.address) }
+    }
+
+    /// Lets what is started afterwards on the GPU's stream begin when every rank has come here, and its GPU has done what was
+    /// started before.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] where one does not come.
+    fn meet_on_gpu(&self) -> Result<()> {
+        self.wait_for_gpu()?;
+        barrier(self)
+    }
+
+    /// Waits until all that was started on the GPU's stream has ended.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where some of it failed, [`Error::Rank`] where it waits in vain for another rank.
+    fn wait_for_gpu(&self) -> Result<()> {
+        Gpu::shared()?.synchronize()
     }
 }
 

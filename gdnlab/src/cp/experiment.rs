@@ -1,23 +1,19 @@
-//! Day 7's experiment: is a call on several ranks the one on a single rank, and what does it take?
+//! Day 7's experiment: is a call on several ranks the one on a single rank?
 
 use super::VIRTUAL_TIMEOUT;
-use super::chain::width;
 use super::cut::{Cut, Part, gather};
 use super::exchange::{Exchange, virtual_ranks};
-use super::measure::{RankTimes, collect, collect_results, floor, link, time};
+use super::measure::collect_results;
 use super::rank::{Clock, Rank};
-use super::setting::{Cuts, Scaling, Setting};
-use super::trace::{Link, Step, timeline};
+use super::setting::{Cuts, Setting};
 use crate::Result;
-use crate::bench::Samples;
 use crate::compare::{check_truth, compare};
 use crate::cuda::Recurrent;
 use crate::kernel::Kernel;
-use crate::problem::Inputs;
-use crate::record::{Cp, CpExactness, CpFound, CpScaling, Environment, Measurement, Pass, Record};
+use crate::problem::{Inputs, Results};
+use crate::record::{Cp, CpExactness, CpFound, Environment, Measurement, Pass, Record};
 use crate::reference::Reference;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 /// Relative RMS error against float64 within which a call on several ranks has to stay.
 pub const LIMIT: f64 = 4e-3;
@@ -25,22 +21,30 @@ pub const LIMIT: f64 = 4e-3;
 /// What all ranks take to an experiment; those of one process share it.
 pub struct Trial<'a> {
     /// The call.
-    setting: &'a Setting,
+    pub(super) setting: &'a Setting,
     /// Where it is cut.
-    cuts: &'a Cuts,
+    pub(super) cuts: &'a Cuts,
     /// The implementation.
-    kernel: &'a dyn Kernel,
+    pub(super) kernel: &'a dyn Kernel,
     /// What tells the time of its runs; the wall without it.
-    clock: Option<&'a dyn Clock>,
+    pub(super) clock: Option<&'a dyn Clock>,
     /// Told in words what a rank begins.
     report: Option<&'a (dyn Fn(&str) + Sync)>,
     inputs: Mutex<Option<(Setting, Arc<Inputs>)>>,
+    baseline: Mutex<Option<Arc<Baseline>>>,
+}
+
+/// What a call on several ranks is compared with.
+struct Baseline {
+    single: Results,
+    /// In float64.
+    truth: Results,
 }
 
 impl<'a> Trial<'a> {
     /// `setting`, cut by `cuts`, under `kernel`.
     pub fn new(setting: &'a Setting, cuts: &'a Cuts, kernel: &'a dyn Kernel) -> Self {
-        Self { setting, cuts, kernel, clock: None, report: None, inputs: Mutex::default() }
+        Self { setting, cuts, kernel, clock: None, report: None, inputs: Mutex::default(), baseline: Mutex::default() }
     }
 
     /// The same with kernels timed by `clock`, where there is one, rather than by the wall.
@@ -55,8 +59,14 @@ impl<'a> Trial<'a> {
         Self { report, ..self }
     }
 
+    /// The same cut by `cuts`: what was computed to compare with is not computed again.
+    #[must_use]
+    pub fn cut_by(self, cuts: &'a Cuts) -> Self {
+        Self { cuts, ..self }
+    }
+
     /// The inputs of `setting`, made by the first rank of this process that asks.
-    fn inputs(&self, setting: &Setting) -> Result<Arc<Inputs>> {
+    pub(super) fn inputs(&self, setting: &Setting) -> Result<Arc<Inputs>> {
         let mut made = self.inputs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, inputs)) = made.as_ref().filter(|(of, _)| of == setting) {
             return Ok(inputs.clone());
@@ -66,7 +76,7 @@ impl<'a> Trial<'a> {
         Ok(inputs)
     }
 
-    fn rank<'b>(&'b self, exchange: &'b dyn Exchange) -> Rank<'b> {
+    pub(super) fn rank<'b>(&'b self, exchange: &'b dyn Exchange) -> Rank<'b> {
         let rank = Rank::new(self.kernel, exchange);
         let rank = match self.report {
             Some(report) => rank.reporting(report),
@@ -78,7 +88,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    fn cp(&self, exchange: &dyn Exchange, inputs: &Inputs, cut: &Cut, found: CpFound) -> Cp {
+    pub(super) fn cp(&self, exchange: &dyn Exchange, inputs: &Inputs, cut: &Cut, found: CpFound) -> Cp {
         Cp {
             ranks: exchange.ranks(),
             transport: exchange.transport().to_owned(),
@@ -86,6 +96,22 @@ impl<'a> Trial<'a> {
             crossings: cut.crossings(inputs),
             found,
         }
+    }
+
+    /// The single run and the truth, computed once.
+    fn baseline(&self, inputs: &Inputs) -> Result<Arc<Baseline>> {
+        let mut made = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(baseline) = made.as_ref() {
+            return Ok(baseline.clone());
+        }
+        self.say("computes (the single run and the truth)");
+        let single = self.setting.run(self.kernel, inputs)?;
+        let truth: &dyn Kernel = if self.kernel.on_gpu() { &Recurrent::fp64() } else { &Reference };
+        let truth = self.setting.run(truth, inputs)?;
+        check_truth(&truth)?;
+        let baseline = Arc::new(Baseline { single, truth });
+        *made = Some(baseline.clone());
+        Ok(baseline)
     }
 
     /// Runs the call on all ranks, and at rank 0 compares every tensor with a single run, bit by bit, and both with the
@@ -103,11 +129,8 @@ impl<'a> Trial<'a> {
         let Some(parts) = collect_results(exchange, own, &inputs, &cut)? else { return Ok(Vec::new()) };
         let parallel = gather(&inputs, &cut, &parts)?;
         let _turn = exchange.turn();
-        self.say("computes (the single run and the truth)");
-        let single = self.setting.run(self.kernel, &inputs)?;
-        let truth: &dyn Kernel = if self.kernel.on_gpu() { &Recurrent::fp64() } else { &Reference };
-        let truth = self.setting.run(truth, &inputs)?;
-        check_truth(&truth)?;
+        let baseline = self.baseline(&inputs)?;
+        let Baseline { single, truth } = baseline.as_ref();
         let environment = Environment::detect().of_kernel(self.kernel);
         let named = parallel.named().into_iter().zip(single.named()).zip(truth.named());
         named
@@ -127,42 +150,6 @@ impl<'a> Trial<'a> {
             .collect()
     }
 
-    /// Times the call on all ranks `repeats` times. A record at rank 0, none elsewhere.
-    ///
-    /// Virtual ranks compute one after the other, so their time together is that of their steps as they would follow one
-    /// another on machines of their own ([`timeline`]); that of other ranks is measured.
-    ///
-    /// # Errors
-    /// What the kernel and the exchange report.
-    pub fn scaling(&self, exchange: &dyn Exchange, scaling: Scaling, repeats: usize) -> Result<Option<Record>> {
-        let setting = scaling.setting(self.setting, exchange.ranks());
-        let inputs = self.inputs(&setting)?;
-        let cut = self.cuts.cut(inputs.shape.tokens, exchange.ranks())?;
-        let part = Part::of(&inputs, &cut, exchange.rank())?;
-        let rank = self.rank(exchange);
-        self.say("waits for all ranks to measure the link");
-        let state: usize = inputs.shape.state_dims(1).iter().product();
-        let link = link(exchange, state * width(self.kernel.input_format()))?;
-        // The GPU's clock has its own samples, and wants no warm machine.
-        let (warm_up, repeats) = if self.clock.is_some() { (0, 1) } else { (1, repeats) };
-        let times = time(exchange, &rank, &part, setting.backward, warm_up..warm_up + repeats)?;
-        self.say("waits for the times of all ranks");
-        let single_ms = if exchange.rank() == 0 { self.single_ms(exchange, &setting, &inputs, repeats)? } else { 0.0 };
-        let Some(ranks) = collect(exchange, times)? else { return Ok(None) };
-        let side_by_side = !exchange.shares_machine();
-        let found = scaling_of(
-            &ranks,
-            link,
-            side_by_side,
-            &Known { scaling, single_ms, clock: self.clock_name(side_by_side) },
-        )?;
-        let pass = if setting.backward { Pass::Bwd } else { Pass::Fwd };
-        let environment = Environment::detect().of_kernel(self.kernel);
-        let workload = setting.workload(self.kernel).pass(pass);
-        let cp = self.cp(exchange, &inputs, &cut, CpFound::Scaling(found));
-        Ok(Some(Record::new(&environment, &workload, Measurement::Cp(cp))))
-    }
-
     /// [`Trial::exactness`] on `ranks` virtual ranks.
     ///
     /// # Errors
@@ -172,89 +159,11 @@ impl<'a> Trial<'a> {
         Ok(all.into_iter().flatten().collect())
     }
 
-    /// [`Trial::scaling`] on each number of virtual ranks.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn virtual_scaling(&self, scaling: Scaling, ranks: &[usize], repeats: usize) -> Result<Vec<Record>> {
-        let mut records = Vec::new();
-        for &count in ranks {
-            let all = virtual_ranks(count, VIRTUAL_TIMEOUT, |exchange| self.scaling(exchange, scaling, repeats))?;
-            records.extend(all.into_iter().flatten());
-        }
-        Ok(records)
-    }
-
-    fn say(&self, words: &str) {
+    pub(super) fn say(&self, words: &str) {
         if let Some(report) = self.report {
             report(words);
         }
     }
-
-    fn clock_name(&self, side_by_side: bool) -> &'static str {
-        match (side_by_side, self.clock) {
-            (true, _) => "wall",
-            (false, Some(_)) => "device",
-            (false, None) => "host",
-        }
-    }
-
-    /// Median time of the call without ranks.
-    fn single_ms(&self, exchange: &dyn Exchange, setting: &Setting, inputs: &Inputs, repeats: usize) -> Result<f64> {
-        let _turn = exchange.turn();
-        self.say("computes (the single run)");
-        if let Some(clock) = self.clock.filter(|_| exchange.shares_machine()) {
-            return clock.run_ms(inputs, setting.backward);
-        }
-        let mut times = Vec::with_capacity(repeats);
-        for repeat in 0..=repeats {
-            let begin = Instant::now();
-            setting.run(self.kernel, inputs)?;
-            if repeat > 0 {
-                times.push(begin.elapsed().as_secs_f64() * 1e3);
-            }
-        }
-        Ok(Samples::new(times)?.median())
-    }
-}
-
-/// What is known of a measurement besides the times of its ranks.
-struct Known {
-    scaling: Scaling,
-    single_ms: f64,
-    clock: &'static str,
-}
-
-/// What the times of all ranks say together.
-fn scaling_of(ranks: &[RankTimes], link: Option<Link>, side_by_side: bool, known: &Known) -> Result<CpScaling> {
-    let of_link = link.unwrap_or(Link { latency_ms: 0.0, gb_s: f64::INFINITY });
-    let repeats = ranks.iter().map(|rank| rank.steps.len()).min().unwrap_or_default();
-    let steps = |repeat: usize| ranks.iter().map(|rank| rank.steps[repeat].clone()).collect::<Vec<Vec<Step>>>();
-    let lines: Vec<_> = (0..repeats).map(|repeat| timeline(&steps(repeat), &of_link)).collect();
-    let slowest = |of: &dyn Fn(&RankTimes) -> f64| ranks.iter().map(of).fold(0.0, f64::max);
-    let samples: Vec<f64> = match side_by_side {
-        true => (0..repeats).map(|repeat| slowest(&|rank| rank.wall_ms[repeat])).collect(),
-        false => lines.iter().map(|line| line.total_ms).collect(),
-    };
-    let rounds = ranks.iter().map(|rank| rank.messages_ms.len()).min().unwrap_or_default();
-    let messages: Vec<f64> = (0..rounds).map(|round| slowest(&|rank| rank.messages_ms[round])).collect();
-    let compute: Vec<f64> = lines.iter().map(|line| line.compute_ms).collect();
-    let samples = Samples::new(samples)?;
-    let floor = floor(&steps(0), &of_link);
-    Ok(CpScaling {
-        scaling: known.scaling.name().to_owned(),
-        clock: known.clock.to_owned(),
-        latency_ms: samples.median(),
-        samples_ms: samples.ms().to_vec(),
-        single_ms: known.single_ms,
-        compute_ms: Samples::new(compute)?.median(),
-        communication_ms: if floor.messages == 0 { 0.0 } else { Samples::new(messages)?.median() },
-        floor_ms: floor.total_ms,
-        bytes: floor.bytes,
-        messages: floor.messages,
-        link_gb_s: link.map(|link| link.gb_s),
-        link_latency_ms: link.map(|link| link.latency_ms),
-    })
 }
 
 /// Whether records of exactness say what has to hold: every bit is that of a single run where no sequence crosses, and the

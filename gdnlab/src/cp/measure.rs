@@ -25,7 +25,7 @@ const ROUNDS: usize = 9;
 ///
 /// # Errors
 /// [`Error::Rank`] where one does not come.
-pub fn barrier(exchange: &dyn Exchange) -> Result<()> {
+pub fn barrier(exchange: &(impl Exchange + ?Sized)) -> Result<()> {
     if exchange.rank() > 0 {
         exchange.send(0, &[1])?;
         return exchange.receive(0, 1).map(drop);
@@ -40,14 +40,23 @@ pub fn barrier(exchange: &dyn Exchange) -> Result<()> {
 /// # Errors
 /// What the exchange reports.
 pub fn link(exchange: &dyn Exchange, bytes: usize) -> Result<Option<Link>> {
+    link_by(exchange, [LINK_BYTES, bytes.max(1)], |bytes, count| one_way_ms(exchange, bytes, count))
+}
+
+/// The same with messages of these sizes, which take as long as `one_way_ms` of a size and a number of messages says.
+pub(super) fn link_by(
+    exchange: &dyn Exchange,
+    sizes: [usize; 2],
+    one_way_ms: impl Fn(usize, usize) -> Result<f64>,
+) -> Result<Option<Link>> {
     if exchange.ranks() < 2 {
         return Ok(None);
     }
     barrier(exchange)?;
-    let latency_ms = one_way_ms(exchange, 1, LATENCY_MESSAGES)?;
+    let latency_ms = one_way_ms(1, LATENCY_MESSAGES)?;
     let mut gb_s = 0.0f64;
-    for bytes in [LINK_BYTES, bytes.max(1)] {
-        let ms = one_way_ms(exchange, bytes, LINK_MESSAGES)?;
+    for bytes in sizes {
+        let ms = one_way_ms(bytes, LINK_MESSAGES)?;
         // Of a short message, latency may be all that is seen.
         gb_s = gb_s.max(bytes as f64 / (ms - latency_ms).max(ms / 4.0) / 1e6);
     }
@@ -83,7 +92,7 @@ pub struct RankTimes {
     /// What it did, in each repetition.
     pub steps: Vec<Vec<Step>>,
     /// From the moment when all ranks were ready to its own end, in milliseconds, in each repetition.
-    pub wall_ms: Vec<f64>,
+    pub total_ms: Vec<f64>,
     /// The same with the messages alone and nothing computed, several times in each repetition.
     pub messages_ms: Vec<f64>,
 }
@@ -109,7 +118,7 @@ pub fn time(
         } else {
             rank.forward(part)?
         };
-        let wall_ms = begin.elapsed().as_secs_f64() * 1e3;
+        let total_ms = begin.elapsed().as_secs_f64() * 1e3;
         let steps = rank.take_steps();
         let mut messages_ms = Vec::with_capacity(ROUNDS);
         for _ in 0..ROUNDS {
@@ -119,7 +128,7 @@ pub fn time(
             messages_ms.push(begin.elapsed().as_secs_f64() * 1e3);
         }
         if counted.contains(&repeat) {
-            times.wall_ms.push(wall_ms);
+            times.total_ms.push(total_ms);
             times.messages_ms.extend(messages_ms);
             times.steps.push(steps);
         }

@@ -25,6 +25,9 @@
 //! So where no sequence crosses a border nothing is handed on, and every bit is that of a single run. A message is one state,
 //! `HV K V` numbers, whatever the number of tokens.
 //!
+//! Ranks whose tensors stay on a GPU each, as in training, are what [`Trial::scaling`] times. They do the same, and have less to
+//! compute: the forward for the state is that of the run, and one forward gives both `S_loc` and what `D_loc` needs.
+//!
 //! A [`Cut`] says where the ranks' borders are, a [`Part`] is what one [`Rank`] has, and [`gather`] puts results together.
 //! Ranks reach each other through an [`Exchange`]: threads of one process ([`virtual_ranks`]), or processes on
 //! sockets ([`Tcp`]) or with a GPU each ([`Nccl`]), which find each other by the variables of torchrun, Open MPI or SLURM
@@ -42,15 +45,20 @@
 //! # Ok::<(), gdnlab::Error>(())
 //! ```
 
+mod calls;
 mod chain;
 mod clock;
 mod cut;
+mod device;
 mod exchange;
 mod experiment;
 mod measure;
 mod meet;
 mod nccl;
 mod rank;
+mod resident;
+mod scaling;
+mod script;
 mod setting;
 mod slice;
 mod tcp;
@@ -59,7 +67,7 @@ mod world;
 
 pub use clock::DeviceClock;
 pub use cut::{Cut, Part, gather};
-pub use exchange::{Exchange, Virtual, virtual_ranks};
+pub use exchange::{DeviceBytes, Exchange, Virtual, virtual_ranks};
 pub use experiment::{LIMIT, Trial, complaints};
 pub use measure::{RankTimes, barrier, collect, collect_results, link};
 pub use nccl::Nccl;

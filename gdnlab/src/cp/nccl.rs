@@ -1,18 +1,24 @@
 //! Ranks that are processes with a GPU each, joined by NCCL.
 
 use super::World;
-use super::exchange::{Exchange, silent};
+use super::exchange::{DeviceBytes, Exchange, silent};
 use super::tcp::Tcp;
 use crate::Result;
-use crate::cuda::Gpu;
 use crate::cuda::nccl::{self, Communicator, UniqueId};
+use crate::cuda::{Buffer, Gpu};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// Bytes between the places of two ranks in the memory that they meet with: messages begin at multiples of it.
+const PLACE: usize = 16;
 
 /// A rank whose messages go from GPU to GPU.
 pub struct Nccl {
     /// Through which ranks have met, and notice that one has ended.
     ranks: Tcp,
     communicator: Communicator,
+    /// A byte for each rank, to meet with.
+    places: Mutex<Buffer<u8>>,
     timeout: Duration,
 }
 
@@ -28,7 +34,9 @@ impl Nccl {
         let (ranks, announced) = Tcp::hearing(world, timeout, || Ok(library.unique_id()?.to_bytes()))?;
         let id = UniqueId::from_bytes(&announced)?;
         let communicator = library.join(gpu, id, world.rank, world.ranks)?;
-        Ok(Self { ranks, communicator, timeout })
+        let mut places = gpu.alloc(PLACE * world.ranks)?;
+        gpu.fill_bytes(&mut places, 0)?;
+        Ok(Self { ranks, communicator, places: Mutex::new(places), timeout })
     }
 
     /// Version of the library, such as `2.27.5`.
@@ -72,6 +80,43 @@ impl Exchange for Nccl {
         self.communicator.receive(&mut buffer, from)?;
         self.wait(from)?;
         gpu.download(&buffer)
+    }
+
+    unsafe fn send_from_gpu(&self, to: usize, memory: DeviceBytes) -> Result<()> {
+        // SAFETY: the promise of the caller.
+        unsafe { self.communicator.send_from(memory.address, memory.bytes, to) }
+    }
+
+    unsafe fn receive_on_gpu(&self, from: usize, memory: DeviceBytes) -> Result<()> {
+        // SAFETY: the promise of the caller.
+        unsafe { self.communicator.receive_at(memory.address, memory.bytes, from) }
+    }
+
+    /// Each takes a byte from each: the stream goes on when all have come, and the host does not wait.
+    fn meet_on_gpu(&self) -> Result<()> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = |rank: usize| places.address() + (PLACE * rank) as u64;
+        let others = (0..self.ranks()).filter(|peer| *peer != self.rank());
+        self.communicator.group(|| {
+            others.into_iter().try_for_each(|peer| {
+                // SAFETY: each rank has a place in the buffer, which lives as long as this and is used in the stream's order.
+                unsafe {
+                    self.communicator.send_from(place(self.rank()), 1, peer)?;
+                    self.communicator.receive_at(place(peer), 1, peer)
+                }
+            })
+        })
+    }
+
+    fn wait_for_gpu(&self) -> Result<()> {
+        let others = || (0..self.ranks()).filter(|peer| *peer != self.rank());
+        self.communicator.wait(|elapsed| {
+            others().try_for_each(|peer| self.ranks.expect_alive(peer))?;
+            match others().next() {
+                Some(peer) if elapsed > self.timeout => Err(silent(peer, self.timeout)),
+                _ => Ok(()),
+            }
+        })
     }
 }
 

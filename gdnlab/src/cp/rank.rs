@@ -1,9 +1,10 @@
 //! One rank's part of a call.
 
+use super::calls::{Calls, both_sides, with_final_gradient, with_initial_state, without_states};
 use super::chain::{Way, compose, from_bytes, to_bytes, transition_call, width};
 use super::cut::Part;
 use super::exchange::Exchange;
-use super::slice::{Piece, join, select};
+use super::slice::join;
 use super::trace::{Step, Work};
 use crate::kernel::Kernel;
 use crate::problem::{Inputs, Results, Shape, Tensor};
@@ -65,14 +66,12 @@ impl<'a> Rank<'a> {
     /// What the kernel reports, and [`Error::Rank`] where another rank fails.
     pub fn forward(&self, part: &Part) -> Result<Option<Results>> {
         let Some(inputs) = &part.inputs else { return Ok(None) };
-        let calls = Calls::of(part, inputs);
+        let mut calls = Calls::of(part, inputs);
         if let Some(spanned) = &calls.spanned {
             let (state, _) = self.hand_through(part, spanned)?;
             return Ok(Some(self.run(&with_initial_state(spanned, &state))?));
         }
-        // What leaves begins here, so that all but what enters can run at once.
-        let own = join_calls(calls.free, calls.leaving, inputs, &part.pieces);
-        let own = own.map(|own| self.run(&own)).transpose()?;
+        let own = calls.take_own(part, inputs).map(|own| self.run(&own)).transpose()?;
         if let (Some(to), Some(own)) = (part.to, &own) {
             self.send(to, &last_state(&own.outputs.final_state))?;
         }
@@ -210,65 +209,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// What a part falls into, by what they wait for.
-struct Calls {
-    /// The first piece, where it began at another rank and ends here.
-    entering: Option<Inputs>,
-    /// Sequences that are here as a whole.
-    free: Option<Inputs>,
-    /// The last piece, where it begins here and goes on at another rank.
-    leaving: Option<Inputs>,
-    /// The only piece, where it does neither.
-    spanned: Option<Inputs>,
-}
-
-impl Calls {
-    fn of(part: &Part, inputs: &Inputs) -> Self {
-        if part.is_spanned() {
-            return Self { entering: None, free: None, leaving: None, spanned: Some(inputs.clone()) };
-        }
-        let pieces = local_pieces(&part.pieces);
-        let first = usize::from(part.from.is_some());
-        let last = pieces.len() - usize::from(part.to.is_some());
-        let call = |pieces: &[Piece]| (!pieces.is_empty()).then(|| select(inputs, pieces));
-        Self {
-            entering: call(&pieces[..first]),
-            free: call(&pieces[first..last]),
-            leaving: call(&pieces[last..]),
-            spanned: None,
-        }
-    }
-}
-
-/// The pieces of a rank, counted in its own sequences and tokens.
-fn local_pieces(pieces: &[Piece]) -> Vec<Piece> {
-    let start = pieces.first().map_or(0, |piece| piece.tokens.start);
-    let local = |(sequence, piece): (usize, &Piece)| Piece {
-        sequence,
-        tokens: piece.tokens.start - start..piece.tokens.end - start,
-        ..piece.clone()
-    };
-    pieces.iter().enumerate().map(local).collect()
-}
-
-/// What is free and what leaves, as one call.
-fn join_calls(free: Option<Inputs>, leaving: Option<Inputs>, inputs: &Inputs, pieces: &[Piece]) -> Option<Inputs> {
-    match (free, leaving) {
-        (Some(_), Some(_)) => {
-            let local = local_pieces(pieces);
-            let first = local.iter().position(|piece| piece.begins).unwrap_or_default();
-            Some(select(inputs, &local[first..]))
-        }
-        (free, leaving) => free.or(leaving),
-    }
-}
-
 fn joined(calls: &[Option<Results>]) -> Result<Option<Results>> {
     join(&calls.iter().flatten().collect::<Vec<_>>()).map(Some)
-}
-
-fn both_sides(part: &Part) -> Result<(usize, usize)> {
-    part.from.zip(part.to).ok_or_else(|| Error::input("a part with a neighbour on both sides was expected"))
 }
 
 fn gradient_of_initial_state(results: &Results) -> Result<&Tensor> {
@@ -284,19 +226,6 @@ fn last_state(states: &Tensor) -> Tensor {
     let size: usize = states.dims[1..].iter().product();
     let dims = [&[1], &states.dims[1..]].concat();
     Tensor { dims, data: states.data[states.data.len() - size..].to_vec() }
-}
-
-fn with_initial_state(call: &Inputs, state: &Tensor) -> Inputs {
-    Inputs { initial_state: Some(state.clone()), ..call.clone() }
-}
-
-fn with_final_gradient(call: &Inputs, gradient: &Tensor) -> Inputs {
-    Inputs { d_final_state: Some(gradient.clone()), ..call.clone() }
-}
-
-/// From a zero state and with a zero gradient of the final one.
-fn without_states(call: &Inputs) -> Inputs {
-    Inputs { initial_state: None, d_final_state: None, ..call.clone() }
 }
 
 fn milliseconds(since: Instant) -> f64 {

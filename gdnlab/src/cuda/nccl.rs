@@ -204,19 +204,23 @@ impl Communicator {
     /// # Errors
     /// [`Error::Gpu`] where the library refuses.
     pub fn send(&self, buffer: &Buffer<u8>, to: usize) -> Result<()> {
-        let stream = self.gpu.stream();
+        // SAFETY: the buffer is alive, has that many bytes, and goes back to the pool in the stream's order.
+        unsafe { self.send_from(buffer.address(), buffer.len(), to) }
+    }
+
+    /// Sends `bytes` bytes at `address` to the rank `to`, in the stream's order.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    ///
+    /// # Safety
+    /// There is memory of this GPU with so many bytes, which is neither freed nor written to but in the stream's order.
+    pub unsafe fn send_from(&self, address: u64, bytes: usize, to: usize) -> Result<()> {
+        let stream = self.gpu.stream().cudarc().cu_stream().cast();
         self.call(|| {
-            let (address, to) = (buffer.address() as *const c_void, to as c_int);
-            // SAFETY: the buffer is alive, has that many bytes, and goes back to the pool in the stream's order.
+            // SAFETY: the memory is the promise of the caller; communicator and stream are alive.
             let code = unsafe {
-                (self.nccl.functions.send)(
-                    address,
-                    buffer.len(),
-                    BYTES,
-                    to,
-                    self.handle,
-                    stream.cudarc().cu_stream().cast(),
-                )
+                (self.nccl.functions.send)(address as *const c_void, bytes, BYTES, to as c_int, self.handle, stream)
             };
             self.nccl.check("sending", code)
         })
@@ -227,19 +231,23 @@ impl Communicator {
     /// # Errors
     /// [`Error::Gpu`] where the library refuses.
     pub fn receive(&self, buffer: &mut Buffer<u8>, from: usize) -> Result<()> {
-        let stream = self.gpu.stream();
+        // SAFETY: as in `send`; nothing else uses the buffer, which is borrowed mutably.
+        unsafe { self.receive_at(buffer.address(), buffer.len(), from) }
+    }
+
+    /// Fills `bytes` bytes at `address` with what the rank `from` sends, in the stream's order.
+    ///
+    /// # Errors
+    /// As [`Communicator::receive`].
+    ///
+    /// # Safety
+    /// There is memory of this GPU with so many bytes, which is neither freed nor used but in the stream's order.
+    pub unsafe fn receive_at(&self, address: u64, bytes: usize, from: usize) -> Result<()> {
+        let stream = self.gpu.stream().cudarc().cu_stream().cast();
         self.call(|| {
-            let (address, from) = (buffer.address() as *mut c_void, from as c_int);
-            // SAFETY: as in `send`; nothing else uses the buffer, which is borrowed mutably.
+            // SAFETY: as in `send_from`.
             let code = unsafe {
-                (self.nccl.functions.receive)(
-                    address,
-                    buffer.len(),
-                    BYTES,
-                    from,
-                    self.handle,
-                    stream.cudarc().cu_stream().cast(),
-                )
+                (self.nccl.functions.receive)(address as *mut c_void, bytes, BYTES, from as c_int, self.handle, stream)
             };
             self.nccl.check("receiving", code)
         })

@@ -50,14 +50,15 @@ pub struct CpExactness {
 pub struct CpScaling {
     /// `strong`: the same call on more ranks; `weak`: a sequence that grows with them.
     pub scaling: String,
-    /// What times are: `wall`, measured on ranks side by side; `host`, from the wall times of each rank's steps, taken one
-    /// rank after the other; `device`, the same from GPU times of its kernels.
+    /// What times are. `gpu`: measured on ranks side by side, each by the clock of its GPU, where all tensors stay; `wall`: on
+    /// ranks side by side, from inputs to results on the host; `host`: from the wall times of each rank's steps, taken one
+    /// rank after the other; `device`: the same from GPU times of its kernels.
     pub clock: String,
     /// From the first rank's begin to the last one's end, median, in milliseconds.
     pub latency_ms: f64,
     /// Every sample, in milliseconds.
     pub samples_ms: Vec<f64>,
-    /// The call on one rank without any of this, median, in milliseconds.
+    /// The call on one rank without any of this, by the same clock, median, in milliseconds.
     pub single_ms: f64,
     /// Computing of the rank that computes most, in milliseconds.
     pub compute_ms: f64,

@@ -50,7 +50,7 @@ pub fn cp_exactness(records: &[Record]) -> Result<DataFrame> {
 
 /// A row for each timed call: the columns op, kernel, pass, scaling, clock, transport, ranks, T, latency_ms, single_ms,
 /// speedup (the single run's time over that of the ranks), communication_ms, share (of the latency), floor_ms, over_floor
-/// (communication over its floor), bytes, messages and link_gb_s. Where a call was recorded twice, the last one counts.
+/// (communication over its floor), bytes, messages, link_gb_s and link_latency_ms. Where a call was recorded twice, the last one counts.
 ///
 /// # Errors
 /// [`Error::Input`] where no record is about the time of such a call.
@@ -84,6 +84,7 @@ pub fn cp_scaling(records: &[Record]) -> Result<DataFrame> {
         "bytes" => found.iter().map(|(.., timed)| timed.bytes as u64).collect::<Vec<_>>(),
         "messages" => found.iter().map(|(.., timed)| timed.messages as u64).collect::<Vec<_>>(),
         "link_gb_s" => optional(|timed| timed.link_gb_s),
+        "link_latency_ms" => optional(|timed| timed.link_latency_ms),
     )?)
 }
 

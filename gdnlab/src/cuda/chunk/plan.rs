@@ -244,7 +244,7 @@ impl Plan {
     }
 
     /// The address of a tensor; null for one that this plan does not have.
-    fn address(&self, name: &str) -> u64 {
+    pub(crate) fn address(&self, name: &str) -> u64 {
         self.tensor(name).map_or(0, DeviceTensor::address)
     }
 
