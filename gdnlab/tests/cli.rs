@@ -654,22 +654,28 @@ fn backends_are_compared_and_one_that_fails_is_named() {
 #[test]
 fn a_peer_is_verified_without_files() {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers");
-    let verify = |function: &str| {
+    let verify = |function: &str, more: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_lab"))
             .args(["verify", "--peer", &format!("loop:{function}")])
             .arg(fixture("gdn", "case"))
+            .args(more)
             .env("PYTHONPATH", &peers)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("GDNLAB_PEER_ARRAYS", "plain")
             .output()
             .unwrap()
     };
-    let output = verify("gdn");
+    let output = verify("gdn", &[]);
     assert_code(&output, 0);
     assert!(text(&output.stdout).contains("within tolerance fp32"), "{}", text(&output.stdout));
-    let output = verify("raises");
+    let output = verify("raises", &[]);
     assert_code(&output, 1);
     assert!(text(&output.stdout).contains("FAILED: loop:raises cannot run this: it raised ValueError: no luck"));
+    let output = verify("raises", &["--json"]);
+    assert_code(&output, 1);
+    let object: serde_json::Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    assert_eq!(object["pass"], false);
+    assert!(object["error"].as_str().unwrap().contains("no luck"), "{object}");
     assert_refused(&lab(["verify", "--peer", "torch"]), &["MODULE:FUNCTION"]);
 }
 

@@ -49,6 +49,8 @@ GATES = {"gdn": ("g", "beta"), "gdn2": ("g", "b", "w")}
 PACKAGES = (
     "torch", "triton", "fla-core", "flash-linear-attention", "flash-qla", "tilelang", "flashinfer-python", "numpy",
 )
+# Lines of an error that an answer repeats.
+LINES = 3
 SETTINGS = re.compile(r"(TRITON_F32_DEFAULT|FLA_\w+|FLASH_QLA_\w+|FLASHINFER_\w+|CUDA_VISIBLE_DEVICES)")
 
 
@@ -472,10 +474,23 @@ def about(peer, kind, dispatched, call, done):
     return facts
 
 
+# What PyTorch says below every error of the GPU.
+BOILERPLATE = re.compile(r"Search for `cuda|CUDA kernel errors might be|For debugging consider|Compile with `TORCH_USE")
+
+
+def words(error):
+    """What an error says, in one line: its first lines, without what stands below every error."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not BOILERPLATE.match(line)]
+    return " / ".join(lines[:LINES] + ["..."] * (len(lines) > LINES)) or repr(error)
+
+
 def hint(peer, error):
     """What to do about an error that is known."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or peer).partition(".")[0]
+        if package == peer.partition(":")[0].partition(".")[0] and ":" in peer:
+            return f"start this in the folder that holds {package}.py, or name that folder in PYTHONPATH"
         return f"pip install {INSTALL.get(package, package)}, or name another Python with --python or GDNLAB_PYTHON"
     if "#640" in str(error) or "chunk_bwd_dqkwg" in str(error):
         return (
@@ -483,6 +498,17 @@ def hint(peer, error):
             "pip install tilelang, or Triton 3.7.1 or newer"
         )
     return None
+
+
+def spent(kind):
+    """Whether the GPU refuses everything that this process asks for, as after an assertion or a bad address in a kernel."""
+    if kind.name != "torch" or kind.device != "cuda":
+        return False
+    try:
+        kind.torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
 
 
 def answer(peer, kind, dispatched, request):
@@ -501,8 +527,9 @@ def answer(peer, kind, dispatched, request):
             traceback.print_exc()
         kinds = {Unsupported: "unsupported", ModuleNotFoundError: "missing"}
         what = kinds.get(type(error), "raised")
-        text = str(error).strip() or repr(error)
+        text = words(error)
         reply = {"ok": False, "kind": what, "error": text if what == "unsupported" else f"{type(error).__name__}: {text}"}
+        reply["spent"] = spent(kind)
         return {**reply, "hint": hint(peer, error), "about": about(peer, kind, dispatched, call, False)}
 
 

@@ -86,9 +86,24 @@ pub(super) struct Answer {
     pub samples_ms: Option<Vec<f64>>,
     /// How: by replays of a graph, by events around calls, or by the clock on the wall.
     pub timed_by: Option<String>,
+    /// Whether the process is of no use any more, since the GPU refuses all that it asks for.
+    #[serde(default)]
+    pub spent: bool,
+}
+
+/// Why there is no answer. The process is of no use then.
+pub(super) struct Silence {
+    pub words: String,
+    /// Whether the time was over, rather than the process.
+    pub late: bool,
 }
 
 impl Answer {
+    /// Whether less could have gone well: the call was begun, and raised or was refused.
+    pub fn was_begun(&self) -> bool {
+        self.kind.as_deref() != Some("missing")
+    }
+
     /// What went wrong, in words.
     pub fn failure(&self) -> Option<String> {
         if self.ok {
@@ -152,20 +167,26 @@ impl Bridge {
         self.folder.path().join(name)
     }
 
-    /// Sends `request` and waits for the answer. In words where there is none: the process is of no use then.
-    pub fn ask(&mut self, request: &Value, timeout: Duration) -> Result<Answer, String> {
+    /// Sends `request` and waits for the answer.
+    pub fn ask(&mut self, request: &Value, timeout: Duration) -> Result<Answer, Silence> {
         // A process that has ended is told apart below.
         let _ = writeln!(self.requests, "{request}").and_then(|()| self.requests.flush());
+        let silence = |words| Silence { words, late: false };
         match self.answers.recv_timeout(timeout) {
-            Ok(line) => serde_json::from_str(&line).map_err(|error| format!("its answer makes no sense ({error})")),
-            Err(RecvTimeoutError::Timeout) => Err(format!(
-                "it gave no answer within {} s, so it was stopped{}; GDNLAB_PEER_TIMEOUT sets the time in seconds",
-                timeout.as_secs_f64(),
-                self.last_words()
-            )),
+            Ok(line) => {
+                serde_json::from_str(&line).map_err(|error| silence(format!("its answer makes no sense ({error})")))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let words = format!(
+                    "it gave no answer within {} s, so it was stopped{}; GDNLAB_PEER_TIMEOUT sets the time in seconds",
+                    timeout.as_secs_f64(),
+                    self.last_words()
+                );
+                Err(Silence { words, late: true })
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 let ended = self.child.wait().map_or_else(|error| error.to_string(), describe);
-                Err(format!("its process ended ({ended}){}", self.last_words()))
+                Err(silence(format!("its process ended ({ended}){}", self.last_words())))
             }
         }
     }

@@ -21,6 +21,8 @@ const PYTHON_VARIABLE: &str = "GDNLAB_PYTHON";
 const TIMEOUT_VARIABLE: &str = "GDNLAB_PEER_TIMEOUT";
 /// Time that an answer may take: libraries compile and tune for minutes before their first one.
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// Calls one after the other without an answer in time, after which a peer is not asked any more.
+const PATIENCE: usize = 2;
 
 /// Where and how peers run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,14 +96,23 @@ struct State {
     bridge: Option<Bridge>,
     /// How many of [`places`] turned out to be too small.
     too_small: usize,
+    /// Calls without an answer in time since the last answer.
+    late: usize,
+    /// Whether the last call that failed had begun, so that a smaller one may go well.
+    begun: bool,
     about: Option<About>,
 }
 
 impl Peer {
+    /// Whether `name` is that of a library, which compiles and tunes in its first calls.
+    pub fn is_library(name: &str) -> bool {
+        LIBRARIES.contains(&name.split('@').next().unwrap_or_default())
+    }
+
     /// Whether `name` is that of a peer, rather than of a kernel of this build.
     pub fn is_name(name: &str) -> bool {
         let call = name.split('@').next().unwrap_or_default();
-        LIBRARIES.contains(&call) || call.split_once(':').is_some_and(|(module, _)| !module.contains(['/', ' ']))
+        Self::is_library(name) || call.split_once(':').is_some_and(|(module, _)| !module.contains(['/', ' ']))
     }
 
     /// The peer called `name`; nothing is started yet.
@@ -157,6 +168,22 @@ impl Peer {
         self.results(&answer, |path| read_results(path, inputs))
     }
 
+    /// Forward and backward, as far as `inputs` and the peer allow: the forward alone, and why, where the backward raised. One
+    /// that is missing, hung or died is not asked for less.
+    ///
+    /// # Errors
+    /// As [`Peer::call`].
+    pub fn call_as_far_as_it_goes(&self, inputs: &Inputs) -> Result<(ResultFile, Option<Error>)> {
+        if inputs.d_o.is_none() || !self.has_backward() {
+            return Ok((self.call(inputs, false)?, None));
+        }
+        match self.call(inputs, true) {
+            Ok(found) => Ok((found, None)),
+            Err(why @ Error::Unsupported { .. }) if self.state().begun => Ok((self.call(inputs, false)?, Some(why))),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Times the peer on `inputs`.
     ///
     /// # Errors
@@ -205,6 +232,12 @@ impl Peer {
         timing: Option<&PeerTiming>,
     ) -> Result<Answer> {
         let mut state = self.state();
+        state.begun = false;
+        if state.late >= PATIENCE {
+            return Err(self.unsupported(format!(
+                "it gave no answer in time {PATIENCE} times one after the other, so it is not asked any more"
+            )));
+        }
         let (mut bridge, case) = self.bridge_with_case(&mut state, write)?;
         let request = json!({
             "case": case,
@@ -219,12 +252,21 @@ impl Peer {
             })),
         });
         // A bridge without an answer is dropped, and the next call starts a new one.
-        let answer = bridge.ask(&request, self.options.timeout).map_err(|why| self.unsupported(why))?;
+        let answer = bridge.ask(&request, self.options.timeout).map_err(|silence| {
+            state.late = if silence.late { state.late + 1 } else { 0 };
+            self.unsupported(silence.words)
+        })?;
+        state.late = 0;
         let _ = std::fs::remove_file(&case);
-        state.bridge = Some(bridge);
+        if !answer.spent {
+            state.bridge = Some(bridge);
+        }
         state.about = Some(answer.about.clone());
         match answer.failure() {
-            Some(why) => Err(self.unsupported(why)),
+            Some(why) => {
+                state.begun = answer.was_begun();
+                Err(self.unsupported(why))
+            }
             None => Ok(answer),
         }
     }

@@ -16,14 +16,68 @@ struct Python {
     folder: TempDir,
 }
 
+/// As much of PyTorch as the bridge touches, on a GPU that breaks.
+const FAKE_TORCH: &str = r#"
+float64, float32, float16, bfloat16, int64, int32 = "f64", "f32", "f16", "bf16", "i64", "i32"
+broken = False
+
+
+class Tensor:
+    shape = ()
+
+    def reshape(self, *shape):
+        self.shape = shape[0] if isinstance(shape[0], list) else shape
+        return self
+
+    def to(self, device):
+        return self
+
+    def __getitem__(self, index):
+        return 1.0
+
+
+class cuda:
+    is_available = staticmethod(lambda: True)
+    get_device_name = staticmethod(lambda: "a GPU")
+
+    @staticmethod
+    def synchronize():
+        if broken:
+            raise RuntimeError("device-side assert triggered")
+
+
+def frombuffer(raw, dtype):
+    return Tensor()
+
+
+def get_float32_matmul_precision():
+    return "highest"
+"#;
+/// Breaks the GPU of the first process, and tells which process it is.
+const BREAKS: &str = r#"
+import os, torch
+
+
+def gdn(q, k, v, g, beta, **keywords):
+    marker = __file__ + ".broken"
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        torch.broken = True
+    raise RuntimeError(f"process {os.getpid()}")
+"#;
+
 impl Python {
     fn new() -> Self {
+        Self::with_arrays("plain")
+    }
+
+    fn with_arrays(arrays: &str) -> Self {
         use std::os::unix::fs::PermissionsExt;
         let folder = TempDir::new().unwrap();
         let path = folder.path();
         std::fs::write(path.join("gdnlab_loop.py"), MODULE).unwrap();
         let script =
-            format!("#!/bin/sh\nPYTHONPATH='{}' GDNLAB_PEER_ARRAYS=plain exec python3 -B \"$@\"\n", path.display());
+            format!("#!/bin/sh\nPYTHONPATH='{}' GDNLAB_PEER_ARRAYS={arrays} exec python3 -B \"$@\"\n", path.display());
         std::fs::write(path.join("python"), script).unwrap();
         std::fs::set_permissions(path.join("python"), std::fs::Permissions::from_mode(0o755)).unwrap();
         Self { folder }
@@ -105,6 +159,69 @@ fn what_goes_wrong_is_told_apart_and_the_next_call_works() {
     let results = python.peer("gives_nan").forward(&inputs()).unwrap();
     let truth = Reference.forward(&inputs()).unwrap();
     assert_eq!(compare_results(&results, &truth).unwrap()[0].nonfinite, 1);
+}
+
+#[test]
+fn an_error_is_one_line_and_a_missing_module_of_the_user_is_no_package() {
+    let python = Python::new();
+    let raised = message(python.peer("raises_at_length").forward(&inputs()));
+    assert!(
+        raised.ends_with("it raised RuntimeError: CUDA error: device-side assert triggered / 1 / 2 / ..."),
+        "{raised}"
+    );
+    let other = message(python.peer("needs_another_module").forward(&inputs()));
+    assert!(other.contains("pip install gdnlab_no_such_module"), "{other}");
+    let own = message(Peer::new("no_such_module:gdn", python.peer("gdn").options).unwrap().forward(&inputs()));
+    assert!(own.contains("start this in the folder that holds no_such_module.py") && !own.contains("pip"), "{own}");
+}
+
+#[test]
+fn the_forward_alone_is_asked_for_where_that_may_help() {
+    let python = Python::new();
+    let inputs = inputs();
+    let (found, why) = python.peer("without_backward").call_as_far_as_it_goes(&inputs).unwrap();
+    assert!(!found.has_gradients() && why.unwrap().to_string().contains("no backward here"));
+    let (found, why) = python.peer("gdn").call_as_far_as_it_goes(&inputs).unwrap();
+    assert!(found.has_gradients() && why.is_none());
+    let hanging = python.patient("hangs", Duration::from_millis(700));
+    let hung = message(hanging.call_as_far_as_it_goes(&inputs).map(drop));
+    assert!(hung.contains("no answer within 0.7 s"), "{hung}");
+    assert_eq!(hanging.state().late, 1, "the forward was asked for, too");
+    let missing =
+        message(Peer::new("fla", python.peer("gdn").options).unwrap().call_as_far_as_it_goes(&inputs).map(drop));
+    assert!(missing.contains("lacks a module"), "{missing}");
+}
+
+#[test]
+fn a_peer_that_hangs_twice_running_is_not_asked_again() {
+    let python = Python::new();
+    let hangs = python.patient("hangs", Duration::from_millis(700));
+    for _ in 0..PATIENCE {
+        assert!(message(hangs.forward(&inputs())).contains("no answer within 0.7 s"));
+    }
+    let begun = std::time::Instant::now();
+    let refused = message(hangs.forward(&inputs()));
+    assert!(refused.contains("2 times one after the other, so it is not asked any more"), "{refused}");
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+
+    let sometimes = python.patient("hangs_for_once", Duration::from_secs(4));
+    for _ in 0..2 {
+        assert!(message(sometimes.forward(&inputs())).contains("no answer within 4 s"));
+        assert!(sometimes.forward(&inputs()).is_ok());
+    }
+}
+
+#[test]
+fn a_process_whose_gpu_refuses_everything_is_replaced() {
+    let python = Python::with_arrays("torch");
+    for (name, text) in [("torch.py", FAKE_TORCH), ("breaks.py", BREAKS)] {
+        std::fs::write(python.folder.path().join(name), text).unwrap();
+    }
+    let peer = Peer::new("breaks:gdn", python.peer("gdn").options).unwrap();
+    let [first, second, third] = [(); 3].map(|()| message(peer.forward(&inputs())));
+    assert!([&first, &second].iter().all(|words| words.contains("RuntimeError: process ")), "{first}\n{second}");
+    assert_ne!(first, second, "the process of the broken GPU was asked again");
+    assert_eq!(second, third, "a sound process was replaced");
 }
 
 #[test]

@@ -100,6 +100,18 @@ def like_fla_on_hopper(q, k, v, g, beta, **keywords):
     raise RuntimeError("Triton >= 3.4.0 and < 3.7.1 on Hopper GPUs gives wrong results for chunk_bwd_dqkwg (see #640)")
 
 
+def raises_at_length(q, k, v, g, beta, **keywords):
+    """As PyTorch words an error of the GPU."""
+    raise RuntimeError(
+        "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other API call\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA`\n\n1\n2\n3\n"
+    )
+
+
+def needs_another_module(q, k, v, g, beta, **keywords):
+    import gdnlab_no_such_module
+
+
 def exits(q, k, v, g, beta, **keywords):
     print("good-bye", file=sys.stderr, flush=True)
     os._exit(3)
@@ -107,6 +119,21 @@ def exits(q, k, v, g, beta, **keywords):
 
 def hangs(q, k, v, g, beta, **keywords):
     time.sleep(600)
+
+
+def without_backward(q, k, v, g, beta, *, scale, initial_state, do=None, dht=None):
+    if do is not None:
+        raise ValueError("no backward here")
+    return gdn(q, k, v, g, beta, scale=scale, initial_state=initial_state)
+
+
+def hangs_for_once(q, k, v, g, beta, *, scale, initial_state):
+    marker = __file__ + ".hung"
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        time.sleep(600)
+    os.remove(marker)
+    return gdn(q, k, v, g, beta, scale=scale, initial_state=initial_state)
 
 
 def dies_once(q, k, v, g, beta, **keywords):

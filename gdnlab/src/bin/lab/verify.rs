@@ -62,7 +62,7 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         self.tolerance.as_deref().map(mode).transpose()?;
         if let Some(name) = &self.peer {
-            return self.run_peer(&Peer::new(name, self.python.options()?)?);
+            return self.run_peer(&Peer::new(name, self.python.options_for(name)?)?);
         }
         let (Some(case), Some(result)) = (&self.case, &self.result) else {
             return Err(Error::input("expected CASE and RESULT, or --peer"));
@@ -106,10 +106,14 @@ impl Args {
         let mut all_pass = true;
         for (name, inputs) in &cases {
             note(format_args!("{} on {name}", peer.name()));
-            let found = match self.results(peer, inputs) {
-                Ok(found) => found,
+            let found = match peer.call_as_far_as_it_goes(inputs) {
+                Ok((found, None)) => found,
+                Ok((found, Some(error))) => {
+                    note(format_args!("no gradients: {error}"));
+                    found
+                }
                 Err(error @ Error::Unsupported { .. }) => {
-                    print(&format!("FAILED: {error}\n"))?;
+                    print(&self.failure(name, peer, &error))?;
                     all_pass = false;
                     continue;
                 }
@@ -127,19 +131,14 @@ impl Args {
         Ok(if all_pass { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
 
-    /// Forward and backward, or the forward alone where there is no backward; why is said then.
-    fn results(&self, peer: &Peer, inputs: &Inputs) -> Result<ResultFile> {
-        if inputs.d_o.is_none() || !peer.has_backward() {
-            return peer.call(inputs, false);
+    /// That `peer` gave no results for the case called `name`, as text or as JSON.
+    fn failure(&self, name: &str, peer: &Peer, error: &Error) -> String {
+        if !self.json {
+            return format!("FAILED: {error}\n");
         }
-        peer.call(inputs, true).or_else(|error| match error {
-            Error::Unsupported { .. } => {
-                let forward = peer.call(inputs, false)?;
-                note(format_args!("no gradients: {error}"));
-                Ok(forward)
-            }
-            other => Err(other),
-        })
+        let object =
+            serde_json::json!({"case": name, "result": peer.name(), "pass": false, "error": error.to_string()});
+        format!("{object}\n")
     }
 }
 

@@ -134,7 +134,7 @@ impl Args {
         }
         let mut subjects = subjects(&self.kernel)?;
         for name in &self.peers {
-            subjects.push(Box::new(TimedPeer::new(name, self.python.options()?)?));
+            subjects.push(Box::new(TimedPeer::new(name, self.python.options_for(name)?)?));
         }
         let budget = self.samples.map_or_else(|| Ok(self.budget()), Budget::of_samples)?;
         let interrupt = Interrupt::new()?;
