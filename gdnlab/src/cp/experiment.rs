@@ -7,7 +7,7 @@ use super::measure::collect_results;
 use super::rank::{Clock, Rank};
 use super::setting::{Cuts, Setting};
 use crate::Result;
-use crate::compare::{check_truth, compare};
+use crate::compare::{check_truth, compare, compare_results};
 use crate::cuda::Recurrent;
 use crate::kernel::Kernel;
 use crate::problem::{Inputs, Results};
@@ -39,6 +39,8 @@ struct Baseline {
     single: Results,
     /// In float64.
     truth: Results,
+    /// Of each tensor of the single run.
+    rel_rms: Vec<f64>,
 }
 
 impl<'a> Trial<'a> {
@@ -109,7 +111,8 @@ impl<'a> Trial<'a> {
         let truth: &dyn Kernel = if self.kernel.on_gpu() { &Recurrent::fp64() } else { &Reference };
         let truth = self.setting.run(truth, inputs)?;
         check_truth(&truth)?;
-        let baseline = Arc::new(Baseline { single, truth });
+        let rel_rms = compare_results(&single, &truth)?.iter().map(|tensor| tensor.rel_rms).collect();
+        let baseline = Arc::new(Baseline { single, truth, rel_rms });
         *made = Some(baseline.clone());
         Ok(baseline)
     }
@@ -130,11 +133,11 @@ impl<'a> Trial<'a> {
         let parallel = gather(&inputs, &cut, &parts)?;
         let _turn = exchange.turn();
         let baseline = self.baseline(&inputs)?;
-        let Baseline { single, truth } = baseline.as_ref();
+        let Baseline { single, truth, rel_rms } = baseline.as_ref();
         let environment = Environment::detect().of_kernel(self.kernel);
-        let named = parallel.named().into_iter().zip(single.named()).zip(truth.named());
+        let named = parallel.named().into_iter().zip(single.named()).zip(truth.named()).zip(rel_rms);
         named
-            .map(|(((name, x), (_, y)), (_, truth))| {
+            .map(|((((name, x), (_, y)), (_, truth)), single_rel_rms)| {
                 let differing = x.data.iter().zip(&y.data).filter(|(x, y)| x.to_bits() != y.to_bits()).count();
                 let found = CpFound::Exactness(CpExactness {
                     tensor: name.to_owned(),
@@ -142,7 +145,7 @@ impl<'a> Trial<'a> {
                     differing,
                     apart: compare(name, x, y)?.max_rel,
                     rel_rms: compare(name, x, truth)?.rel_rms,
-                    single_rel_rms: compare(name, y, truth)?.rel_rms,
+                    single_rel_rms: *single_rel_rms,
                 });
                 let workload = self.setting.workload(self.kernel).pass(Pass::of_tensor(name));
                 Ok(Record::new(&environment, &workload, Measurement::Cp(self.cp(exchange, &inputs, &cut, found))))

@@ -17,7 +17,7 @@ const FLUSH_BYTES: usize = 512 << 20;
 /// Runs that do not count.
 const WARM_UP: usize = 5;
 /// Bytes of the messages that a link's rate is measured with.
-const LINK_BYTES: usize = 64 << 20;
+const LINK_BYTES: usize = 32 << 20;
 
 /// The calls of a rank's part with all their tensors on the GPU of this process, made and uploaded once.
 ///
