@@ -145,6 +145,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk_prepare(const __g
         const Gates& gates = s.gates[h];
         const int square = chunk * p.value_heads + first_head + h;
         __syncthreads();
+        if (h == 0) {
+            clear_above_diagonal<THREADS>(inverse);
+            clear_above_diagonal<THREADS>(scores);
+        }
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
             const int column = turn + 2 * b;

@@ -323,6 +323,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
                 inverse[(16 * warp + i) * SQUARE_PITCH + 16 * warp + lane] = to_operand(x[i]);
         }
     }
+    clear_above_diagonal<THREADS>(inverse);
+    clear_above_diagonal<THREADS>(p.scores + square * SQUARE_TILE);
     float* coefficients = p.coefficients + square * COEFFICIENT_NUMBERS;
     for (int i = threadIdx.x; i < (KEY + 1) * CHUNK; i += THREADS) coefficients[i] = s.rows[i / CHUNK][i % CHUNK];
     for (int i = threadIdx.x; i < KD; i += THREADS) coefficients[COEFFICIENTS * CHUNK + i] = s.whole[i];

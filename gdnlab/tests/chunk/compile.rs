@@ -16,11 +16,16 @@ fn cases() -> Vec<Case> {
     [tolerance::cases(), accuracy::cases(), exact::cases(), extremes::cases(), gates::cases()].concat()
 }
 
-/// Each build once.
-fn builds(card: &Card) -> Vec<Build> {
-    let variants = cases().into_iter().map(|case| case.variant());
-    let mut builds: Vec<Build> =
-        variants.flat_map(|(variant, work)| Config::new(variant, work, card).unwrap().builds().unwrap()).collect();
+/// Each build once; `hopper` for a GPU that has sweeps of its own.
+fn builds(card: &Card, hopper: bool) -> Vec<Build> {
+    let mut builds: Vec<Build> = Vec::new();
+    for (variant, work) in cases().into_iter().map(|case| case.variant()) {
+        let config = Config::new(variant, work, card).unwrap();
+        builds.extend(config.builds().unwrap());
+        if hopper {
+            builds.extend(config.hopper_builds().unwrap());
+        }
+    }
     builds.sort_by_key(ToString::to_string);
     builds.dedup();
     builds
@@ -60,7 +65,7 @@ fn child() {
     let Ok(task) = std::env::var(TASK) else { return };
     let numbers: Vec<usize> = task.split_whitespace().map(|number| number.parse().unwrap()).collect();
     let gpu = Gpu::shared().unwrap();
-    for build in builds(&Card::from(gpu)).iter().skip(numbers[0]).step_by(numbers[1]) {
+    for build in builds(&Card::from(gpu), gpu.capability == (9, 0)).iter().skip(numbers[0]).step_by(numbers[1]) {
         gpu.module(build).unwrap();
     }
 }
@@ -69,7 +74,7 @@ fn child() {
 #[test]
 fn every_case_is_a_problem_that_there_is_a_kernel_for() {
     let card = Card { multiprocessors: 132, shared_bytes_per_block: 227 << 10 };
-    let builds: Vec<String> = builds(&card).iter().map(Build::to_string).collect();
+    let builds: Vec<String> = builds(&card, true).iter().map(Build::to_string).collect();
     // States of many sequences take long to draw.
     for case in cases().into_iter().filter(|case| case.lengths.len() < 10) {
         let cut = case.variant().1.cut;
@@ -79,7 +84,7 @@ fn every_case_is_a_problem_that_there_is_a_kernel_for() {
         setup.validate().unwrap();
         assert_eq!((setup.variant(), setup.work()), short.variant(), "{case}");
         let config = Config::new(setup.variant(), setup.work(), &card).unwrap();
-        for build in config.builds().unwrap() {
+        for build in config.builds().unwrap().into_iter().chain(config.hopper_builds().unwrap()) {
             assert!(builds.contains(&build.to_string()), "{case}: {build}");
         }
     }

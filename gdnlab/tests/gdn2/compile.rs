@@ -19,21 +19,28 @@ fn cases() -> Vec<Case> {
     [tolerance::cases(), exact::cases(), extremes::cases(), gates::cases(), rfc::cases(), special::cases()].concat()
 }
 
-/// Each build once.
-fn builds(card: &Card) -> Vec<Build> {
+/// Each build once; `hopper` for a GPU that has sweeps of its own.
+fn builds(card: &Card, hopper: bool) -> Vec<Build> {
     let mut builds: Vec<Build> = Vec::new();
     let made = cases().into_iter().map(|case| (case, false));
     for (case, raw) in made.chain(gates::cases().into_iter().map(|case| (case, true))) {
         let (variant, work) = case.variant();
         let config = Config::new(variant, case.precision.gates, raw, work, card).unwrap();
         builds.extend(config.builds().unwrap());
+        if hopper {
+            builds.extend(config.hopper_builds().unwrap());
+        }
         if case.heads.0 < case.heads.1 {
             builds.push(config.groups().unwrap());
         }
     }
     for case in special::cases() {
         let (variant, work) = case.variant();
-        builds.extend(OfGdn::new(variant, work, card).unwrap().builds().unwrap());
+        let config = OfGdn::new(variant, work, card).unwrap();
+        builds.extend(config.builds().unwrap());
+        if hopper {
+            builds.extend(config.hopper_builds().unwrap());
+        }
     }
     builds.sort_by_key(ToString::to_string);
     builds.dedup();
@@ -74,7 +81,7 @@ fn child() {
     let Ok(task) = std::env::var(TASK) else { return };
     let numbers: Vec<usize> = task.split_whitespace().map(|number| number.parse().unwrap()).collect();
     let gpu = Gpu::shared().unwrap();
-    for build in builds(&Card::from(gpu)).iter().skip(numbers[0]).step_by(numbers[1]) {
+    for build in builds(&Card::from(gpu), gpu.capability == (9, 0)).iter().skip(numbers[0]).step_by(numbers[1]) {
         gpu.module(build).unwrap();
     }
 }
@@ -83,7 +90,7 @@ fn child() {
 #[test]
 fn every_case_is_a_problem_that_there_is_a_kernel_for() {
     let card = Card { multiprocessors: 132, shared_bytes_per_block: 227 << 10 };
-    println!("{} specialisations of kernels", builds(&card).len());
+    println!("{} specialisations of kernels", builds(&card, true).len());
     for case in cases() {
         let short = Case { lengths: case.lengths.iter().map(|&length| length.min(2)).collect(), ..case.clone() };
         let setup = short.setup(&short.inputs());

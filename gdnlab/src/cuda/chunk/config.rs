@@ -5,6 +5,7 @@
 //! alone ([`Variant`]): a sequence gives the same bits whatever it is packed with. All else here changes how the work is
 //! spread, and no bit of a result.
 
+use super::sweep::HopperSweep;
 use super::{HEAD_DIMS, Mode};
 use crate::cuda::{Build, Gpu, source};
 use crate::precision::Format;
@@ -255,12 +256,12 @@ impl Config {
 
     /// Blocks of a head of the sweeps.
     pub fn sweep_blocks(&self) -> usize {
-        self.variant.value_dim / (GROUP_COLUMNS * self.groups)
+        self.blocks_of(self.variant.value_dim)
     }
 
-    /// The same with those that take the columns of the identity.
-    pub fn segment_blocks(&self) -> usize {
-        (self.variant.value_dim + self.variant.key_dim) / (GROUP_COLUMNS * self.groups)
+    /// Blocks of a head of a sweep over this many columns: those of V, and of the identity where segments are joined.
+    pub fn blocks_of(&self, columns: usize) -> usize {
+        columns / (GROUP_COLUMNS * self.groups)
     }
 
     /// Blocks of a head that join its segments.
@@ -362,6 +363,12 @@ impl Config {
         Ok(builds)
     }
 
+    /// `chunk_sweep_hopper`, which takes the place of [`Config::forward`] on Hopper, in all shapes of blocks; none where it does
+    /// not take the model.
+    pub fn hopper_builds(&self) -> Result<Vec<Build>> {
+        HopperSweep::all(self, None).iter().map(HopperSweep::build).collect()
+    }
+
     fn build(&self, file: &str, own: &[(&'static str, usize)]) -> Result<Build> {
         let mut defines = self.variant.defines()?;
         defines.extend(own.iter().map(|&(name, value)| (name, value.to_string())));
@@ -377,6 +384,11 @@ pub(super) fn in_cuda(format: Format) -> Result<&'static str> {
         Format::F16 => Ok("f16"),
         other => Err(Error::input(format!("chunk: inputs in {other}: expected f32, bf16 or f16"))),
     }
+}
+
+/// What tells the kernels that gates are those of GDN-2, in this format.
+pub(super) fn channel_defines(gates: Format) -> Result<[(&'static str, String); 2]> {
+    Ok([("CHANNELS", "1".to_owned()), ("GATE", in_cuda(gates)?.to_owned())])
 }
 
 fn too_little(what: &str, config: &Config, card: &Card, needed: impl Fn(&Config) -> usize) -> Error {

@@ -44,8 +44,8 @@ fn every_variant_fits_every_card_and_divides_into_blocks() {
             for work in [work(0), work(1), MANY, Work { heads: 40, cut: true }] {
                 let config = Config::new(variant, work, &card).unwrap();
                 assert_eq!(variant.value_dim, config.sweep_blocks() * GROUP_COLUMNS * config.groups, "{config:?}");
-                let of_segments = config.segment_blocks() * GROUP_COLUMNS * config.groups;
-                assert!(!work.cut || of_segments == variant.value_dim + variant.key_dim, "{config:?}");
+                let of_all = variant.value_dim + variant.key_dim;
+                assert!(!work.cut || config.blocks_of(of_all) * GROUP_COLUMNS * config.groups == of_all, "{config:?}");
                 let fits = |bytes: usize, what: &str| {
                     assert!(bytes <= card.shared_bytes_per_block, "{what}: {config:?} on {card:?}: {bytes}");
                 };

@@ -2,18 +2,20 @@
 
 use super::config::{Card, Config, Variant, worthwhile_segments};
 use super::launches::grid;
+use super::maps::Rows;
 use super::params::ChunkParams;
 use super::passes::Tensors;
 use super::setup::{Mode, Setup};
-use crate::cuda::{Build, Gpu, Grid, Swizzle, TensorMap, TileFormat, Tiles, source};
+use super::sweep::fills_wide_blocks;
+use crate::cuda::{Build, Gpu, Grid, TensorMap, source};
 use crate::precision::Format;
 use crate::problem::Shape;
 use crate::{Error, Result};
 
 /// Columns, tokens and bytes of a row of one tile (`SPAN`, `CHUNK`).
 const SPAN: usize = 64;
-const ELEMENT_BYTES: u64 = 2;
-const TILE_BYTES: usize = SPAN * SPAN * ELEMENT_BYTES as usize;
+const ELEMENT_BYTES: usize = 2;
+const TILE_BYTES: usize = SPAN * SPAN * ELEMENT_BYTES;
 /// Chunks whose q, k and v are in shared memory at once, and chunks that are prepared at once (`TURNS`, `READY`).
 const TURNS: usize = 3;
 const READY: usize = 3;
@@ -91,12 +93,8 @@ impl Fused {
     /// The block for `segments` segments of all sequences together: as wide as leaves no more than half of the
     /// multiprocessors idle. No bit of a result depends on it.
     pub fn new(setup: &Setup, segments: usize, cut: bool, card: &Card) -> Self {
-        let wide = Self { consumers: 2 };
-        let fits =
-            setup.shape.value_dim.is_multiple_of(2 * SPAN) && (!cut || setup.shape.key_dim.is_multiple_of(2 * SPAN));
-        let blocks =
-            segments.saturating_mul(setup.shape.value_heads).saturating_mul(setup.shape.value_dim / (2 * SPAN));
-        if fits && 2 * blocks > card.multiprocessors { wide } else { Self { consumers: 1 } }
+        let wide = fills_wide_blocks(&setup.variant(), segments, cut, card);
+        Self { consumers: if wide { 2 } else { 1 } }
     }
 
     /// `chunk_fused_forward`, and `chunk_fused_segment_ends` where a sequence is cut.
@@ -119,24 +117,14 @@ impl Fused {
 
     /// What the copy engine has to know of q, k and v.
     pub fn maps(&self, setup: &Setup, tensors: &Tensors) -> Result<[TensorMap; 3]> {
-        let shape = &setup.shape;
-        let map = |address, heads, dim, spans| map(address, [heads, setup.tokens().max(1), dim], spans);
-        let spans = shape.key_dim / SPAN;
+        let Shape { qk_heads, value_heads, key_dim, value_dim, .. } = setup.shape;
+        let map = |address, heads, columns, spans| {
+            Rows { format: Format::Bf16, address, rows: setup.tokens(), heads, columns, pad: 0 }.map(spans)
+        };
         Ok([
-            map(tensors.q, shape.qk_heads, shape.key_dim, spans)?,
-            map(tensors.k, shape.qk_heads, shape.key_dim, spans)?,
-            map(tensors.v, shape.value_heads, shape.value_dim, self.consumers)?,
+            map(tensors.q, qk_heads, key_dim, key_dim / SPAN)?,
+            map(tensors.k, qk_heads, key_dim, key_dim / SPAN)?,
+            map(tensors.v, value_heads, value_dim, self.consumers)?,
         ])
     }
-}
-
-/// Axes `(64, heads, tokens, d / 64)`: `spans` tiles of 64 columns lie one after the other in shared memory.
-fn map(address: u64, [heads, tokens, dim]: [usize; 3], spans: usize) -> Result<TensorMap> {
-    let [heads, tokens, dim] = [heads, tokens, dim].map(|size| size as u64);
-    let (span, row) = (SPAN as u64, dim * ELEMENT_BYTES);
-    let shape = [span, heads, tokens, dim / span];
-    let strides_bytes = [row, heads * row, span * ELEMENT_BYTES];
-    let tile = [SPAN as u32, 1, SPAN as u32, spans as u32];
-    let (format, swizzle) = (TileFormat::Bf16, Swizzle::Bytes128);
-    Tiles { format, address, shape: &shape, strides_bytes: &strides_bytes, tile: &tile, swizzle }.map()
 }

@@ -1,10 +1,12 @@
 //! The launches of both passes.
 
 use super::config::{Card, Config};
-use super::fused::Fused;
+use super::fused::{Fused, FusedParams};
+use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Setup};
+use super::sweep::{HopperSweep, SweepMaps, SweepParams};
 use super::table::ChunkTable;
-use crate::cuda::{Build, Function, Gpu, Grid, source};
+use crate::cuda::{Build, Function, Gpu, Grid, Stream, TensorMap, source};
 use crate::{Error, Result};
 
 /// Tokens that a block of `gate_gradients` takes (`PART`).
@@ -23,8 +25,63 @@ pub(super) enum Step {
     Chunk(Function, Grid),
     /// `FusedParams`.
     Fused(Function, Grid),
+    /// `SweepParams`.
+    Sweep(Function, Grid),
     /// `GateParams`.
     Gates(Function, Grid),
+}
+
+/// The parameters of all kinds of kernels.
+pub(super) struct AllParams {
+    pub chunk: ChunkParams,
+    pub gates: GateParams,
+    /// For kernels that take them, and likewise the maps of a sweep on Hopper.
+    pub fused: Option<[TensorMap; 3]>,
+    pub sweep: Option<SweepMaps>,
+}
+
+impl Step {
+    /// Starts the kernel. All but those of gates wait by themselves for what is before them, so they may be launched `early`.
+    ///
+    /// # Safety
+    /// As for [`Passes::forward_on`](super::Passes::forward_on).
+    unsafe fn start(&self, stream: &Stream, early: bool, params: &AllParams) -> Result<()> {
+        let chunk = params.chunk;
+        let no_maps = || Error::gpu("chunk: a kernel for Hopper without maps of its tensors");
+        match self {
+            // SAFETY: the workspace was cut for this specialisation, and lives as long as the passes; the rest is the
+            // promise of the caller.
+            Self::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &chunk) },
+            Self::Fused(kernel, grid) => {
+                let fused = FusedParams { maps: params.fused.ok_or_else(no_maps)?, chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &fused) }
+            }
+            Self::Sweep(kernel, grid) => {
+                let sweep = SweepParams { maps: params.sweep.ok_or_else(no_maps)?, chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep) }
+            }
+            // SAFETY: as above.
+            Self::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &params.gates) },
+        }
+    }
+}
+
+/// Starts kernels one after the other, all but the first early.
+///
+/// # Safety
+/// As for [`Passes::forward_on`](super::Passes::forward_on).
+pub(super) unsafe fn start_all<'a>(
+    stream: &Stream,
+    steps: impl IntoIterator<Item = &'a Step>,
+    params: &AllParams,
+) -> Result<()> {
+    for (number, step) in steps.into_iter().enumerate() {
+        // SAFETY: the promise of the caller.
+        unsafe { step.start(stream, number > 0, params)? };
+    }
+    Ok(())
 }
 
 /// What each pass starts, in this order.
@@ -45,30 +102,42 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Compiles the kernels of the passes that `setup` asks for.
-    pub fn new(gpu: &Gpu, config: &Config, setup: &Setup, table: &ChunkTable) -> Result<Self> {
+    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps of the forward are those.
+    pub fn new(
+        gpu: &Gpu,
+        config: &Config,
+        setup: &Setup,
+        table: &ChunkTable,
+        hopper: Option<&HopperSweep>,
+    ) -> Result<Self> {
         let (shape, chunks, segments) = (&setup.shape, table.chunks(), table.segments());
         let card = Card::from(gpu);
         let heads_per_block = config.heads_per_block(chunks, shape.qk_heads, shape.group(), &card);
         let prepare_blocks = [chunks, shape.qk_heads * (shape.group() / heads_per_block), 1];
         let prepare = grid(prepare_blocks, config.prepare_threads(), config.prepare_bytes())?;
-        let blocks = [config.sweep_blocks(), shape.value_heads, segments];
-        let sweep = |queries| grid(blocks, config.sweep_threads(), config.sweep_bytes(queries));
-        let of_all = [config.segment_blocks(), shape.value_heads, segments];
         let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let preparation = gpu.module(&config.prepare()?)?;
-        let forward = gpu.module(&config.forward()?)?;
+        let forward = gpu.module(&hopper.map_or_else(|| config.forward(), HopperSweep::build)?)?;
+        let of_forward = |name, columns, queries| {
+            let kernel = forward.function(name)?;
+            Ok::<_, Error>(match hopper {
+                Some(hopper) => Step::Sweep(kernel, hopper.grid(segments, columns)?),
+                None => {
+                    let blocks = [config.blocks_of(columns), shape.value_heads, segments];
+                    Step::Chunk(kernel, grid(blocks, config.sweep_threads(), config.sweep_bytes(queries))?)
+                }
+            })
+        };
         let joining = if config.cut { Some(gpu.module(&config.join()?)?) } else { None };
 
         let mut shared = vec![Step::Chunk(preparation.function("chunk_prepare")?, prepare)];
         if let Some(joining) = &joining {
-            let ends = grid(of_all, config.sweep_threads(), config.sweep_bytes(false))?;
-            shared.push(Step::Chunk(forward.function("chunk_segment_ends")?, ends));
+            shared.push(of_forward("chunk_segment_ends", shape.value_dim + shape.key_dim, false)?);
             shared.push(Step::Chunk(joining.function("chunk_join_states")?, join));
         }
         let mut launches = Self {
             shared,
-            forward: vec![Step::Chunk(forward.function("chunk_forward")?, sweep(true)?)],
+            forward: vec![of_forward("chunk_forward", shape.value_dim, true)?],
             states: Vec::new(),
             d_states: Vec::new(),
             gradient: Vec::new(),
@@ -80,12 +149,14 @@ impl Launches {
             let backward = gpu.module(&config.backward()?)?;
             let gradient = gpu.module(&config.gradient_build(tile)?)?.function("chunk_gradient")?;
             let of_chunk = grid([chunks, shape.qk_heads, 1], config.gradient_threads(), config.gradient_bytes(tile))?;
-            launches.states.push(Step::Chunk(forward.function("chunk_states")?, sweep(false)?));
+            let blocks = [config.sweep_blocks(), shape.value_heads, segments];
+            let of_back = grid(blocks, config.sweep_threads(), config.sweep_bytes(true))?;
+            launches.states.push(of_forward("chunk_states", shape.value_dim, false)?);
             if let Some(joining) = &joining {
-                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, sweep(true)?));
+                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, of_back));
                 launches.d_states.push(Step::Chunk(joining.function("chunk_join_d_states")?, join));
             }
-            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, sweep(true)?));
+            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, of_back));
             launches.gradient.push(Step::Chunk(gradient, of_chunk));
             launches.add_gates(gpu, setup)?;
         }

@@ -15,6 +15,9 @@
 //! | `chunk_fused_forward`, `chunk_fused_segment_ends` | the forward in one sweep on Hopper, for [`Chunk::fused`] |
 //! | `gate_gradients`, `gate_sums` | the gradients of raw gates |
 //!
+//! On Hopper the sweeps of the forward, `chunk_forward`, `chunk_states` and `chunk_segment_ends`, are kernels of their own
+//! (`chunk_sweep_hopper.cu`) for f16 operands and head dimensions that divide into tiles of 64.
+//!
 //! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them. A long
 //! sequence of a model with few heads is cut into segments that run side by side ([`config::Variant::segments`]).
 //!
@@ -26,10 +29,12 @@ mod fused;
 pub mod gdn2;
 mod kernel;
 mod launches;
+mod maps;
 mod params;
 mod passes;
 mod plan;
 mod setup;
+mod sweep;
 mod table;
 mod tensor;
 mod workspace;
@@ -40,6 +45,7 @@ use crate::precision::Format;
 use config::{Card, Config, Variant, Work};
 use fused::{Fused, FusedParams};
 use params::{ChunkParams, GateParams};
+use sweep::SweepParams;
 
 pub use super::decode::{HEAD_DIMS, StateLayout};
 pub use kernel::Chunk;
@@ -96,6 +102,20 @@ fn builds() -> Result<Vec<Build>> {
     Ok(all)
 }
 
+/// The sweeps for Hopper with the extremes of K and V, one chain and two.
+fn hopper_builds() -> Result<Vec<Build>> {
+    use Format::{Bf16, F16};
+    let [_, hopper, _] = CARDS;
+    let mut all = Vec::new();
+    for (input, key_dim, value_dim, cut) in
+        [(Bf16, 128, 128, true), (Bf16, 64, 128, false), (F16, 128, 256, false), (F16, 64, 64, true)]
+    {
+        let variant = Variant { mode: Mode::F16Internals, input, key_dim, value_dim, value_heads: 16 };
+        all.extend(Config::new(variant, Work { heads: 16, cut }, &hopper)?.hopper_builds()?);
+    }
+    Ok(all)
+}
+
 /// What the tests have to know.
 pub(super) const OPERATOR: Operator = Operator {
     name: "chunk",
@@ -114,6 +134,17 @@ pub(super) const OPERATOR: Operator = Operator {
         ("chunk_fused_segment_ends", size_of::<FusedParams>()),
         ("gate_gradients", size_of::<GateParams>()),
         ("gate_sums", size_of::<GateParams>()),
+    ],
+};
+
+/// The same of the sweeps for Hopper, which have the names of those for all GPUs.
+pub(super) const HOPPER_OPERATOR: Operator = Operator {
+    name: "chunk-hopper",
+    builds: hopper_builds,
+    parameters: &[
+        ("chunk_forward", size_of::<SweepParams<ChunkParams>>()),
+        ("chunk_states", size_of::<SweepParams<ChunkParams>>()),
+        ("chunk_segment_ends", size_of::<SweepParams<ChunkParams>>()),
     ],
 };
 

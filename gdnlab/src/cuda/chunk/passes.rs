@@ -2,13 +2,14 @@
 
 use super::StateLayout;
 use super::config::{Card, Config, Work};
-use super::fused::{Fused, FusedParams};
-use super::launches::{Launches, Step};
+use super::fused::Fused;
+use super::launches::{AllParams, Launches, start_all};
 use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Options, Setup};
+use super::sweep::{HopperSweep, SweepMaps, WorkspaceMaps};
 use super::table::{ChunkTable, DeviceTable, counted};
 use super::workspace::{Extent, Workspace};
-use crate::cuda::{Buffer, Event, Gpu, Grid, Stream, TensorMap};
+use crate::cuda::{Buffer, Event, Gpu, Stream};
 use crate::{Error, Result};
 
 /// What addresses of tensors are a multiple of, in bytes.
@@ -83,6 +84,8 @@ pub struct Passes {
     launches: Launches,
     /// Where the forward is one sweep.
     fused: Option<Fused>,
+    /// Where the sweeps of the forward are those for Hopper.
+    hopper: Option<(HopperSweep, WorkspaceMaps)>,
     side: Side,
     /// All but the tensors.
     params: ChunkParams,
@@ -93,14 +96,6 @@ struct Side {
     stream: Stream,
     begin: Event,
     end: Event,
-}
-
-/// The parameters of both kinds of kernels.
-struct AllParams {
-    chunk: ChunkParams,
-    gates: GateParams,
-    /// For kernels that take them.
-    maps: Option<[TensorMap; 3]>,
 }
 
 impl Passes {
@@ -117,9 +112,10 @@ impl Passes {
         let card = Card::from(gpu);
         let (config, table) = specialise(&setup, &card)?;
         let fused = setup.options.fused.then(|| Fused::new(&setup, table.segments(), config.cut, &card));
+        let hopper = if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, table.segments()) };
         let launches = match &fused {
             Some(fused) => Launches::fused(gpu, &config, &setup, &table, fused)?,
-            None => Launches::new(gpu, &config, &setup, &table)?,
+            None => Launches::new(gpu, &config, &setup, &table, hopper.as_ref())?,
         };
         let workspace = Workspace::new(gpu, &config, &setup.shape, extent(&setup, &table))?;
         let partial = partial_elements(&setup);
@@ -130,11 +126,15 @@ impl Passes {
             table: DeviceTable::new(gpu, &table)?,
             launches,
             fused,
+            hopper: None,
             side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
             params: ChunkParams::default(),
             setup,
         };
         passes.params = passes.fixed_params(table.chunks())?;
+        if let Some(sweep) = hopper {
+            passes.hopper = Some((sweep, sweep.workspace_maps(&passes.params, passes.params.keys)?));
+        }
         // What was allocated on the GPU's stream may be used on another one from now on.
         gpu.synchronize()?;
         Ok(passes)
@@ -235,8 +235,9 @@ impl Passes {
     fn forward_params(&self, tensors: &Tensors) -> Result<AllParams> {
         self.check(tensors)?;
         require("o", tensors.o, true)?;
-        let maps = self.fused.map(|fused| fused.maps(&self.setup, tensors)).transpose()?;
-        Ok(AllParams { chunk: self.with_tensors(tensors), gates: GateParams::default(), maps })
+        let fused = self.fused.map(|fused| fused.maps(&self.setup, tensors)).transpose()?;
+        let (chunk, gates) = (self.with_tensors(tensors), GateParams::default());
+        Ok(AllParams { chunk, gates, fused, sweep: self.sweep_maps(tensors)? })
     }
 
     fn backward_params(&self, tensors: &Tensors, grads: &GradTensors) -> Result<AllParams> {
@@ -266,7 +267,15 @@ impl Passes {
             dh0: grads.dh0,
             ..self.with_tensors(tensors)
         };
-        Ok(AllParams { chunk, gates: self.gate_params(tensors, grads)?, maps: None })
+        let gates = self.gate_params(tensors, grads)?;
+        Ok(AllParams { chunk, gates, fused: None, sweep: self.sweep_maps(tensors)? })
+    }
+
+    fn sweep_maps(&self, tensors: &Tensors) -> Result<Option<SweepMaps>> {
+        let maps = |(sweep, workspace): &(HopperSweep, WorkspaceMaps)| {
+            sweep.maps(workspace, self.setup.tokens(), tensors.v, None)
+        };
+        self.hopper.as_ref().map(maps).transpose()
     }
 
     /// Refuses addresses that do not go with the options.
@@ -329,33 +338,6 @@ impl Passes {
             beta_scale: self.params.beta_scale,
         })
     }
-}
-
-/// Starts kernels one after the other. All wait by themselves for what is before them, so all but the first may be launched
-/// early.
-///
-/// # Safety
-/// As for [`Passes::forward_on`].
-unsafe fn start_all<'a>(stream: &Stream, steps: impl IntoIterator<Item = &'a Step>, params: &AllParams) -> Result<()> {
-    for (number, step) in steps.into_iter().enumerate() {
-        let early = number > 0;
-        match step {
-            // SAFETY: the workspace was cut for this specialisation, and lives as long as the passes; the rest is the
-            // promise of the caller.
-            Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &params.chunk)? },
-            Step::Fused(kernel, grid) => {
-                let Some(maps) = params.maps else {
-                    return Err(Error::gpu("chunk: a fused kernel without maps of q, k and v"));
-                };
-                let fused = FusedParams { maps, chunk: params.chunk };
-                // SAFETY: as above.
-                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &fused)? }
-            }
-            // SAFETY: as above.
-            Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &params.gates)? },
-        }
-    }
-    Ok(())
 }
 
 /// The specialisation that runs `setup`, and where its chunks lie.

@@ -5,8 +5,9 @@
 
 use crate::cuda::chunk::config::{
     COEFFICIENTS, Card, Config as Sweep, GROUP_COLUMNS, GROUPS, MOST_STAGES, MOST_WARPS, PAD, SWEEP_STATIC_BYTES,
-    Variant, Work, in_cuda,
+    Variant, Work, channel_defines, in_cuda,
 };
+use crate::cuda::chunk::sweep::HopperSweep;
 use crate::cuda::{Build, source};
 use crate::precision::Format;
 use crate::{Error, Result};
@@ -248,14 +249,10 @@ impl Config {
         self.build("gdn2_prepare", &[("RAW", self.raw.into()), ("PASS", self.pass)])
     }
 
-    /// `chunk_forward`, `chunk_retain`, and `chunk_segment_ends` where a sequence is cut.
-    pub fn forward(&self) -> Result<Build> {
-        self.build("chunk_forward", &self.sweep.sweep_defines())
-    }
-
-    /// `chunk_states`.
-    pub fn states(&self) -> Result<Build> {
-        self.build("chunk_forward", &self.states.sweep_defines())
+    /// `chunk_forward`, `chunk_retain`, `chunk_states`, and `chunk_segment_ends` where a sequence is cut, in blocks of this
+    /// shape.
+    pub fn forward(&self, sweep: &Sweep) -> Result<Build> {
+        self.build("chunk_forward", &sweep.sweep_defines())
     }
 
     /// `chunk_join_states` and `chunk_join_d_states`.
@@ -288,7 +285,7 @@ impl Config {
 
     /// All but the last two.
     pub fn builds(&self) -> Result<Vec<Build>> {
-        let mut builds = vec![self.prepare()?, self.forward()?, self.states()?];
+        let mut builds = vec![self.prepare()?, self.forward(&self.sweep)?, self.forward(&self.states)?];
         builds.extend([self.backward(&self.d_states)?, self.backward(&self.d_states_alone)?]);
         if self.sweep.cut {
             builds.push(self.join()?);
@@ -299,9 +296,15 @@ impl Config {
         Ok(builds)
     }
 
+    /// `chunk_sweep_hopper`, which takes the place of [`Config::forward`] on Hopper, in all shapes of blocks; none where it does
+    /// not take the model.
+    pub fn hopper_builds(&self) -> Result<Vec<Build>> {
+        HopperSweep::all(&self.sweep, Some(self.gates)).iter().map(HopperSweep::build).collect()
+    }
+
     fn build(&self, file: &str, own: &[(&'static str, usize)]) -> Result<Build> {
         let mut defines = self.sweep.variant.defines()?;
-        defines.extend([("CHANNELS", "1".to_owned()), ("GATE", in_cuda(self.gates)?.to_owned())]);
+        defines.extend(channel_defines(self.gates)?);
         defines.extend(own.iter().map(|&(name, value)| (name, value.to_string())));
         Ok(Build { source: source(file)?, defines })
     }

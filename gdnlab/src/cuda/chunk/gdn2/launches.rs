@@ -1,12 +1,14 @@
 //! The launches of both passes.
 
 use super::config::{Config, Tiles};
+use super::params::{ChannelGateParams, Gdn2Params};
 use super::setup::Setup;
-use crate::Result;
 use crate::cuda::chunk::config::{Card, Config as Sweep};
 use crate::cuda::chunk::launches::{JOIN_THREADS, grid};
+use crate::cuda::chunk::sweep::{HopperSweep, SweepMaps, SweepParams};
 use crate::cuda::chunk::table::ChunkTable;
-use crate::cuda::{Function, Gpu, Grid};
+use crate::cuda::{Function, Gpu, Grid, Stream};
+use crate::{Error, Result};
 
 /// Tokens that a block of `gdn2_gate_gradients` takes (`PART`).
 const GATE_PART: usize = 64;
@@ -15,8 +17,49 @@ const GATE_PART: usize = 64;
 pub(super) enum Step {
     /// `ChunkParams` with `CHANNELS`.
     Chunk(Function, Grid),
+    /// `SweepParams` of that.
+    Sweep(Function, Grid),
     /// `ChannelGateParams`.
     Gates(Function, Grid),
+}
+
+/// The parameters of all kinds of kernels.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Params {
+    pub chunk: Gdn2Params,
+    pub gates: ChannelGateParams,
+    /// For sweeps on Hopper.
+    pub sweep: Option<SweepMaps>,
+}
+
+/// Starts kernels one after the other. Those of the chunk form wait by themselves for what is before them, so all but the
+/// first may be launched early.
+///
+/// # Safety
+/// As for [`Plan::forward_on`](super::Plan::forward_on).
+pub(super) unsafe fn start_all<'a>(
+    stream: &Stream,
+    steps: impl IntoIterator<Item = &'a Step>,
+    params: &Params,
+) -> Result<()> {
+    let Params { chunk, gates, sweep } = *params;
+    let no_maps = || Error::gpu("gdn2: a sweep for Hopper without maps of its tensors");
+    for (number, step) in steps.into_iter().enumerate() {
+        let early = number > 0;
+        match step {
+            // SAFETY: the workspace was cut for this specialisation, and lives as long as the plan; the rest is the
+            // promise of the caller.
+            Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &chunk)? },
+            Step::Sweep(kernel, grid) => {
+                let sweep = SweepParams { maps: sweep.ok_or_else(no_maps)?, chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep)? }
+            }
+            // SAFETY: as above.
+            Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &gates)? },
+        }
+    }
+    Ok(())
 }
 
 /// What each pass starts, in this order.
@@ -32,31 +75,44 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Compiles the kernels of the passes that `setup` asks for.
-    pub fn new(gpu: &Gpu, config: &Config, setup: &Setup, table: &ChunkTable) -> Result<Self> {
+    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps of the forward are those.
+    pub fn new(
+        gpu: &Gpu,
+        config: &Config,
+        setup: &Setup,
+        table: &ChunkTable,
+        hopper: Option<&HopperSweep>,
+    ) -> Result<Self> {
         let (shape, chunks, sweep) = (&setup.shape, table.chunks(), &config.sweep);
         let heads = shape.value_heads;
         let of_chunk = [chunks, heads, 1];
-        let blocks_of = |sweep: &Sweep| [sweep.sweep_blocks(), heads, table.segments()];
-        let grid_of =
-            |blocks, sweep: &Sweep, tiles| grid(blocks, sweep.sweep_threads(), config.sweep_bytes(sweep, tiles));
+        let grid_of = |columns, sweep: &Sweep, tiles| {
+            let blocks = [sweep.blocks_of(columns), heads, table.segments()];
+            grid(blocks, sweep.sweep_threads(), config.sweep_bytes(sweep, tiles))
+        };
         let join = grid([sweep.join_blocks(), heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let prepare = grid(of_chunk, config.prepare_threads(), config.prepare_bytes(config.pass))?;
         let preparation = gpu.module(&config.prepare()?)?;
-        let forward = gpu.module(&config.forward()?)?;
+        let of_forward = |name, columns, sweep: &Sweep, tiles| {
+            let build = hopper.map_or_else(|| config.forward(sweep), HopperSweep::build)?;
+            let kernel = gpu.module(&build)?.function(name)?;
+            Ok::<_, Error>(match hopper {
+                Some(hopper) => Step::Sweep(kernel, hopper.grid(table.segments(), columns)?),
+                None => Step::Chunk(kernel, grid_of(columns, sweep, tiles)?),
+            })
+        };
         let joining = if sweep.cut { Some(gpu.module(&config.join()?)?) } else { None };
 
         let mut shared = vec![Step::Chunk(preparation.function("gdn2_prepare")?, prepare)];
         if let Some(joining) = &joining {
-            let of_all = [sweep.segment_blocks(), heads, table.segments()];
-            let ends = grid_of(of_all, sweep, Tiles::States)?;
-            shared.push(Step::Chunk(forward.function("chunk_segment_ends")?, ends));
+            let columns = shape.value_dim + shape.key_dim;
+            shared.push(of_forward("chunk_segment_ends", columns, sweep, Tiles::States)?);
             shared.push(Step::Chunk(joining.function("chunk_join_states")?, join));
         }
         let pass = if setup.retains() { "chunk_retain" } else { "chunk_forward" };
         let mut launches = Self {
             shared,
-            forward: vec![Step::Chunk(forward.function(pass)?, grid_of(blocks_of(sweep), sweep, Tiles::Forward)?)],
+            forward: vec![of_forward(pass, shape.value_dim, sweep, Tiles::Forward)?],
             states: Vec::new(),
             d_states: Vec::new(),
             gradient: Vec::new(),
@@ -64,11 +120,9 @@ impl Launches {
         if setup.backward {
             let tile = config.gradient(&Card::from(gpu))?;
             let back = if setup.retains() { &config.d_states_alone } else { &config.d_states };
-            let states = gpu.module(&config.states()?)?.function("chunk_states")?;
-            let of_states = grid_of(blocks_of(&config.states), &config.states, Tiles::States)?;
-            launches.states.push(Step::Chunk(states, of_states));
+            launches.states.push(of_forward("chunk_states", shape.value_dim, &config.states, Tiles::States)?);
             let backward = gpu.module(&config.backward(back)?)?;
-            let of_back = grid_of(blocks_of(back), back, Tiles::Backward)?;
+            let of_back = grid_of(shape.value_dim, back, Tiles::Backward)?;
             let gradient = gpu.module(&config.gradient_build(&tile)?)?.function("gdn2_gradient")?;
             let of_gradient = [chunks * config.gradient_blocks(&tile), heads, 1];
             let of_gradient = grid(of_gradient, config.gradient_threads(), config.gradient_bytes(&tile))?;

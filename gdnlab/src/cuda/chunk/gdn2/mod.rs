@@ -11,7 +11,7 @@
 //! | `gdn2_gate_gradients`, `gdn2_gate_sums` | the gradients of raw gates |
 //! | `chunk_segment_ends`, `chunk_join_states` and so on | as for GDN, for a sequence that is cut |
 //!
-//! The sweeps are those of GDN ([`super`]), compiled for rows that have their decays in them.
+//! The sweeps are those of GDN ([`super`]), on Hopper too, compiled for rows that have their decays in them.
 
 pub mod config;
 mod kernel;
@@ -22,6 +22,7 @@ mod setup;
 mod workspace;
 
 use super::config::{Variant, Work};
+use super::sweep::SweepParams;
 use super::{CARDS, Mode};
 use crate::Result;
 use crate::cuda::{Build, Operator};
@@ -66,6 +67,23 @@ fn builds() -> Result<Vec<Build>> {
     Ok(all)
 }
 
+/// The sweeps for Hopper with the extremes of K, and w in each format.
+fn hopper_builds() -> Result<Vec<Build>> {
+    use Format::{Bf16, F16, F32};
+    let [_, hopper, _] = CARDS;
+    let mut all = Vec::new();
+    for (input, gates, key_dim, value_dim, cut) in [
+        (Bf16, F32, 128, 128, true),
+        (Bf16, Bf16, 128, 128, false),
+        (F16, F16, 64, 64, true),
+        (F16, F32, 64, 256, false),
+    ] {
+        let variant = Variant { mode: Mode::F16Internals, input, key_dim, value_dim, value_heads: 8 };
+        all.extend(Config::new(variant, gates, false, Work { heads: 8, cut }, &hopper)?.hopper_builds()?);
+    }
+    Ok(all)
+}
+
 /// What the tests have to know.
 pub(crate) const OPERATOR: Operator = Operator {
     name: "gdn2",
@@ -84,6 +102,18 @@ pub(crate) const OPERATOR: Operator = Operator {
         ("gdn2_groups", size_of::<Gdn2Params>()),
         ("gdn2_gate_gradients", size_of::<ChannelGateParams>()),
         ("gdn2_gate_sums", size_of::<ChannelGateParams>()),
+    ],
+};
+
+/// The same of the sweeps for Hopper, which have the names of those for all GPUs.
+pub(crate) const HOPPER_OPERATOR: Operator = Operator {
+    name: "gdn2-hopper",
+    builds: hopper_builds,
+    parameters: &[
+        ("chunk_forward", size_of::<SweepParams<Gdn2Params>>()),
+        ("chunk_retain", size_of::<SweepParams<Gdn2Params>>()),
+        ("chunk_states", size_of::<SweepParams<Gdn2Params>>()),
+        ("chunk_segment_ends", size_of::<SweepParams<Gdn2Params>>()),
     ],
 };
 

@@ -1,16 +1,17 @@
 //! A problem of GDN-2 on the GPU.
 
 use super::config::Config;
-use super::launches::{Launches, Step};
+use super::launches::{Launches, Params, start_all};
 use super::params::{ChannelGateParams, Gdn2Params};
 use super::setup::{Decay, Setup};
 use super::workspace::Workspace;
 use crate::cuda::chunk::config::Card;
 use crate::cuda::chunk::params::ChunkParams;
 use crate::cuda::chunk::passes::significand;
+use crate::cuda::chunk::sweep::{HopperSweep, SweepMaps};
 use crate::cuda::chunk::table::{ChunkTable, DeviceTable, counted};
 use crate::cuda::chunk::tensor::DeviceTensor;
-use crate::cuda::{Buffer, Element, Event, Gpu, Grid, Stream};
+use crate::cuda::{Buffer, Element, Event, Gpu, Stream};
 use crate::precision::Format;
 use crate::problem::{GateGrads, Grads, Inputs, Outputs, Results, Tensor};
 use crate::{Error, Result};
@@ -48,13 +49,6 @@ struct Side {
     end: Event,
 }
 
-/// The parameters of both kinds of kernels.
-#[derive(Clone, Copy, Default)]
-struct Params {
-    chunk: Gdn2Params,
-    gates: ChannelGateParams,
-}
-
 impl Plan {
     /// Compiles the kernels, or takes them from the cache, and allocates everything. Nothing is uploaded yet.
     ///
@@ -67,7 +61,8 @@ impl Plan {
         let work = variant.work(&setup.sequences);
         let config = Config::new(variant, setup.options.gates, setup.raw(), work, &Card::from(gpu))?;
         let table = ChunkTable::new(&setup.sequences, &variant)?;
-        let launches = Launches::new(gpu, &config, &setup, &table)?;
+        let hopper = HopperSweep::on(gpu, &config.sweep, Some(config.gates), table.segments());
+        let launches = Launches::new(gpu, &config, &setup, &table, hopper.as_ref())?;
         let new =
             |(name, dims, format): (&'static str, Vec<usize>, Format)| DeviceTensor::new(gpu, name, &dims, format);
         let partial = if setup.raw() && setup.backward {
@@ -90,6 +85,7 @@ impl Plan {
             setup,
         };
         plan.params = plan.all_params(table.chunks())?;
+        plan.params.sweep = hopper.map(|sweep| plan.sweep_maps(&sweep)).transpose()?;
         // What was allocated on the GPU's stream may be used on another one from now on.
         gpu.synchronize()?;
         Ok(plan)
@@ -362,27 +358,14 @@ impl Plan {
             heads: params.chunk.value_heads,
             lower_bound,
         };
-        Ok(Params { chunk: params, gates })
+        Ok(Params { chunk: params, gates, sweep: None })
     }
-}
 
-/// Starts kernels one after the other. Those of the chunk form wait by themselves for what is before them, so all but the
-/// first may be launched early.
-///
-/// # Safety
-/// As for [`Plan::forward_on`].
-unsafe fn start_all<'a>(stream: &Stream, steps: impl IntoIterator<Item = &'a Step>, params: &Params) -> Result<()> {
-    for (number, step) in steps.into_iter().enumerate() {
-        let early = number > 0;
-        match step {
-            // SAFETY: the workspace was cut for this specialisation, and lives as long as the plan; the rest is the
-            // promise of the caller.
-            Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &params.chunk)? },
-            // SAFETY: as above.
-            Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &params.gates)? },
-        }
+    fn sweep_maps(&self, sweep: &HopperSweep) -> Result<SweepMaps> {
+        let Gdn2Params { chunk, w, write_keys, .. } = self.params.chunk;
+        let workspace = sweep.workspace_maps(&chunk, write_keys)?;
+        sweep.maps(&workspace, self.setup.tokens(), chunk.v, Some(w))
     }
-    Ok(())
 }
 
 fn no_tensor<'a>(name: &str, tensors: impl Iterator<Item = &'a DeviceTensor>) -> Error {

@@ -1,0 +1,85 @@
+use super::super::HEAD_DIMS;
+use super::super::config::Work;
+use super::*;
+
+const H200: Card = Card { multiprocessors: 132, shared_bytes_per_block: 232_448 };
+const VARIANT: Variant =
+    Variant { mode: Mode::F16Internals, input: Format::Bf16, key_dim: 128, value_dim: 128, value_heads: 16 };
+
+fn config(variant: Variant, cut: bool) -> Config {
+    Config::new(variant, Work { heads: 16, cut }, &H200).unwrap()
+}
+
+/// Every head dimension that the sweeps take.
+fn variants() -> impl Iterator<Item = Variant> {
+    HEAD_DIMS
+        .into_iter()
+        .flat_map(|key_dim| HEAD_DIMS.map(|value_dim| Variant { key_dim, value_dim, ..VARIANT }))
+        .filter(HopperSweep::takes)
+}
+
+/// All formats of w, and none for GDN.
+const GATES: [Option<Format>; 4] = [None, Some(Format::F32), Some(Format::Bf16), Some(Format::F16)];
+
+#[test]
+fn models_of_16_bits_and_tiles_of_64_are_taken() {
+    let dims: Vec<_> = variants().map(|variant| (variant.key_dim, variant.value_dim)).collect();
+    assert_eq!(dims, [64, 128].into_iter().flat_map(|k| [64, 128, 192, 256].map(|v| (k, v))).collect::<Vec<_>>());
+    let takes = |mode, input| HopperSweep::takes(&Variant { mode, input, ..VARIANT });
+    assert!(takes(Mode::F16Internals, Format::F16) && !takes(Mode::F16Internals, Format::F32));
+    assert!([Mode::Bf16, Mode::Tf32, Mode::Fp32].iter().all(|&mode| !takes(mode, Format::Bf16)));
+    assert!([1, 8, 64].iter().all(|&value_heads| HopperSweep::takes(&Variant { value_heads, ..VARIANT })));
+}
+
+#[test]
+fn every_block_fits_into_shared_memory_and_blocks_divide_the_columns() {
+    for variant in variants() {
+        for (gates, cut) in GATES.into_iter().flat_map(|gates| [(gates, false), (gates, true)]) {
+            for sweep in HopperSweep::all(&config(variant, cut), gates) {
+                let grid = sweep.grid(1, variant.value_dim).unwrap();
+                assert!(grid.shared_bytes as usize <= H200.shared_bytes_per_block, "{sweep:?}: {grid:?}");
+                assert_eq!(grid.blocks[0] as usize * SPAN * sweep.chains, variant.value_dim, "{sweep:?}");
+                let columns = variant.value_dim + variant.key_dim;
+                let of_all = sweep.grid(1, columns).unwrap();
+                assert!(!cut || of_all.blocks[0] as usize * SPAN * sweep.chains == columns, "{sweep:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_are_those_that_the_kernels_count_on() {
+    let sweep = |gates, chains| HopperSweep { variant: VARIANT, gates, cut: false, chains };
+    let bytes = |gates, chains| sweep(gates, chains).shared_bytes();
+    assert_eq!((bytes(None, 1), bytes(None, 2)), (160_768, 209_920));
+    assert_eq!((bytes(Some(Format::F32), 1), bytes(Some(Format::Bf16), 1)), (226_304, 209_920));
+    let grid = sweep(None, 2).grid(7, 256).unwrap();
+    assert_eq!((grid.blocks, grid.threads), ([2, 16, 7], 384));
+    assert_eq!(sweep(None, 1).grid(7, 256).unwrap().blocks, [4, 16, 7]);
+    assert_eq!(size_of::<SweepParams<ChunkParams>>(), 7 * 128 + size_of::<ChunkParams>().next_multiple_of(128));
+}
+
+#[test]
+fn blocks_are_wide_where_they_fill_the_gpu() {
+    let chains = |variant, gates, segments, cut| HopperSweep::new(&config(variant, cut), gates, segments, &H200).chains;
+    assert_eq!([1, 4, 5, 1000].map(|segments| chains(VARIANT, None, segments, false)), [1, 1, 2, 2]);
+    assert_eq!(chains(Variant { value_dim: 256, ..VARIANT }, None, 3, true), 2);
+    assert_eq!(chains(Variant { value_dim: 192, ..VARIANT }, None, 1000, false), 1);
+    let small = Variant { key_dim: 64, ..VARIANT };
+    assert_eq!((chains(small, None, 1000, false), chains(small, None, 1000, true)), (2, 1));
+    assert_eq!(chains(VARIANT, Some(Format::Bf16), 1000, false), 1);
+}
+
+#[test]
+fn a_specialisation_says_all_that_changes_its_code() {
+    let names = |variant, gates, cut| {
+        let builds = HopperSweep::all(&config(variant, cut), gates);
+        builds.iter().map(|sweep| sweep.build().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    let common = "chunk_sweep_hopper.cu MODE=0 INPUT=bf16 KD=128 VD=128 CHUNK=64";
+    let expected = [1, 2].map(|chains| format!("{common} CUT=1 CHAINS={chains}"));
+    assert_eq!(names(VARIANT, None, true), expected);
+    let gdn2 = names(VARIANT, Some(Format::F32), false);
+    assert_eq!(gdn2, [format!("{common} CHANNELS=1 GATE=float CHAINS=1")]);
+    assert!(names(Variant { key_dim: 96, ..VARIANT }, None, false).is_empty());
+}
