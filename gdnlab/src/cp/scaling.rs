@@ -217,3 +217,19 @@ fn scaling_of(ranks: &[RankTimes], link: Option<Link>, side_by_side: bool, known
         link_latency_ms: link.map(|link| link.latency_ms),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_other_states_than_the_single_run_has_are_refused() {
+        let single = [1.0f32, -2.0, 3.0];
+        assert!(expect_same("state", &single, &single).is_ok());
+        assert!(expect_same("state", &single.map(|x| x * 1.001), &single).is_ok());
+        let refused = |ranks: &[f32]| expect_same("state", ranks, &single).unwrap_err().to_string();
+        assert!(refused(&[0.0; 3]).contains("the state on several ranks is 1.0e0 from"));
+        assert!(refused(&[1.0, f32::NAN, 3.0]).contains("nothing is recorded"));
+        assert!(refused(&single[..2]).contains("nothing is recorded"));
+    }
+}

@@ -1,11 +1,13 @@
 use super::*;
 use crate::Error;
+use crate::bench::SeqLens;
 use crate::chunked::Chunked;
 use crate::compare::{compare, compare_results};
 use crate::inputs::{Draw, Regime, generate};
 use crate::kernel::kernel;
 use crate::precision::Policy;
 use crate::problem::{Op, Shape};
+use crate::record::Measurement;
 use crate::reference::Reference;
 use rand::RngExt;
 
@@ -196,6 +198,22 @@ fn the_test_of_the_rfc_holds_in_bits_and_within_its_limit() {
             assert!(error.rel_rms < 4e-3, "{op} {}: {:.2e}", error.tensor, error.rel_rms);
         }
     }
+}
+
+#[test]
+fn a_trial_that_is_cut_again_finds_what_a_new_one_does() {
+    let kernel = kernel("cpu-chunk-f16-internals").unwrap();
+    let seqlens = SeqLens::new(vec![130, 70]);
+    let setting = Setting { shape: Shape::new(200, 2, 32, 32), seqlens, ..Setting::rfc(Op::Gdn, 2) };
+    let found = |trial: &Trial<'_>| -> Vec<Measurement> {
+        trial.virtual_exactness(3).unwrap().into_iter().map(|record| record.measurement).collect()
+    };
+    let (even, aligned) = (Cuts::Even, Cuts::Aligned);
+    let trial = Trial::new(&setting, &even, kernel.as_ref());
+    let first = found(&trial);
+    let again = found(&trial.cut_by(&aligned));
+    assert!(first.len() == 8 && first != again);
+    assert_eq!(again, found(&Trial::new(&setting, &aligned, kernel.as_ref())));
 }
 
 #[test]
