@@ -2,8 +2,7 @@
 
 use super::cut::Part;
 use super::slice::{Piece, select};
-use crate::problem::{Inputs, Tensor};
-use crate::{Error, Result};
+use crate::problem::Inputs;
 
 /// What a part falls into, by what they wait for.
 pub(super) struct Calls {
@@ -54,25 +53,4 @@ fn local_pieces(pieces: &[Piece]) -> Vec<Piece> {
         ..piece.clone()
     };
     pieces.iter().enumerate().map(local).collect()
-}
-
-/// The ranks before and after a part that one sequence fills.
-///
-/// # Errors
-/// [`Error::Input`] where there are none.
-pub(super) fn both_sides(part: &Part) -> Result<(usize, usize)> {
-    part.from.zip(part.to).ok_or_else(|| Error::input("a part with a neighbour on both sides was expected"))
-}
-
-pub(super) fn with_initial_state(call: &Inputs, state: &Tensor) -> Inputs {
-    Inputs { initial_state: Some(state.clone()), ..call.clone() }
-}
-
-pub(super) fn with_final_gradient(call: &Inputs, gradient: &Tensor) -> Inputs {
-    Inputs { d_final_state: Some(gradient.clone()), ..call.clone() }
-}
-
-/// From a zero state and with a zero gradient of the final one.
-pub(super) fn without_states(call: &Inputs) -> Inputs {
-    Inputs { initial_state: None, d_final_state: None, ..call.clone() }
 }

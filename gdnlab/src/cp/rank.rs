@@ -1,6 +1,6 @@
 //! One rank's part of a call.
 
-use super::calls::{Calls, both_sides, with_final_gradient, with_initial_state, without_states};
+use super::calls::Calls;
 use super::chain::{Way, compose, from_bytes, to_bytes, transition_call, width};
 use super::cut::Part;
 use super::exchange::Exchange;
@@ -226,6 +226,27 @@ fn last_state(states: &Tensor) -> Tensor {
     let size: usize = states.dims[1..].iter().product();
     let dims = [&[1], &states.dims[1..]].concat();
     Tensor { dims, data: states.data[states.data.len() - size..].to_vec() }
+}
+
+/// The ranks before and after a part that one sequence fills.
+///
+/// # Errors
+/// [`Error::Input`] where there are none.
+fn both_sides(part: &Part) -> Result<(usize, usize)> {
+    part.from.zip(part.to).ok_or_else(|| Error::input("a part with a neighbour on both sides was expected"))
+}
+
+fn with_initial_state(call: &Inputs, state: &Tensor) -> Inputs {
+    Inputs { initial_state: Some(state.clone()), ..call.clone() }
+}
+
+fn with_final_gradient(call: &Inputs, gradient: &Tensor) -> Inputs {
+    Inputs { d_final_state: Some(gradient.clone()), ..call.clone() }
+}
+
+/// From a zero state and with a zero gradient of the final one.
+fn without_states(call: &Inputs) -> Inputs {
+    Inputs { initial_state: None, d_final_state: None, ..call.clone() }
 }
 
 fn milliseconds(since: Instant) -> f64 {

@@ -1,6 +1,6 @@
 //! The part of a rank on its GPU, for times that are those of the GPU.
 
-use super::calls::{Calls, with_final_gradient, with_initial_state, without_states};
+use super::calls::Calls;
 use super::chain::{Way, transition_call};
 use super::cut::Part;
 use super::device::{ChunkKernel, DeviceCall, composition};
@@ -48,11 +48,11 @@ impl Resident {
         let mut products = Vec::new();
         if let Some(inputs) = &part.inputs {
             let mut of_part = Calls::of(part, inputs);
-            let own = if backward { None } else { of_part.take_own(part, inputs) };
+            let mut own = if backward { None } else { of_part.take_own(part, inputs) };
             for act in &script {
                 match *act {
                     Act::Run { call, .. } if calls.iter().all(|(made, _)| *made != call) => {
-                        let inputs = inputs_of(call, &of_part, own.as_ref())?;
+                        let inputs = inputs_of(call, &mut of_part, &mut own)?;
                         sequences.push(inputs.sequences());
                         let backward = backward && call != Call::Transition;
                         calls.push((call, kernel.call(gpu, &inputs, backward)?));
@@ -199,24 +199,24 @@ impl Resident {
     }
 }
 
-/// Inputs of a call; states that come from other ranks are zero.
-fn inputs_of(call: Call, calls: &Calls, own: Option<&Inputs>) -> Result<Inputs> {
+/// Inputs of a call, taken from those of the part; states that come from other ranks are zero.
+fn inputs_of(call: Call, calls: &mut Calls, own: &mut Option<Inputs>) -> Result<Inputs> {
     let of = match call {
-        Call::Transition | Call::Local | Call::Spanned => calls.spanned.as_ref(),
-        Call::Entering => calls.entering.as_ref(),
-        Call::Free => calls.free.as_ref(),
-        Call::Leaving => calls.leaving.as_ref(),
-        Call::Own => own,
+        Call::Transition | Call::Local | Call::Spanned => calls.spanned.clone(),
+        Call::Entering => calls.entering.take(),
+        Call::Free => calls.free.take(),
+        Call::Leaving => calls.leaving.take(),
+        Call::Own => own.take(),
     };
     let of = of.ok_or_else(|| Error::input(format!("a rank whose part has no call {call:?}")))?;
-    let zero = || Tensor::zeros(&of.shape.state_dims(1));
+    let zero = Some(Tensor::zeros(&of.shape.state_dims(1)));
     Ok(match call {
-        Call::Transition => transition_call(of),
-        Call::Local => without_states(of),
-        Call::Spanned => with_final_gradient(&with_initial_state(of, &zero()), &zero()),
-        Call::Entering => with_initial_state(of, &zero()),
-        Call::Leaving => with_final_gradient(of, &zero()),
-        Call::Free | Call::Own => of.clone(),
+        Call::Transition => transition_call(&of),
+        Call::Local => Inputs { initial_state: None, d_final_state: None, ..of },
+        Call::Spanned => Inputs { initial_state: zero.clone(), d_final_state: zero, ..of },
+        Call::Entering => Inputs { initial_state: zero, ..of },
+        Call::Leaving => Inputs { d_final_state: zero, ..of },
+        Call::Free | Call::Own => of,
     })
 }
 
