@@ -13,10 +13,14 @@
 // then the inverse (chunk_inverse.cuh).
 #include "gdn2.cuh"
 
+// The usual problem has a preparation of its own where a block has the shared memory of two passes: it is faster, and its
+// products of pairs within 16 tokens are of f16 too.
+#if MODE == MODE_F16 && KD == 128 && CHUNK == 64 && PASS == 32
+#include "gdn2_prepare_f16.cuh"
+#else
 constexpr int WARPS = PASS / 4;
 constexpr int THREADS = 32 * WARPS;
 constexpr int PASS_BLOCKS = PASS / 16;
-constexpr int BLOCKS_AT_ONCE = PASS == 32 ? SHARING : 1;
 constexpr int GROUP_COLUMNS = 4; // columns that a warp takes in a block, half of them each half of its lanes;
 constexpr int LANE_COLUMNS = GROUP_COLUMNS / 2;
 constexpr int LANE_CHANNELS = KD / 16;                    // a lane has this many channels,
@@ -280,18 +284,13 @@ __device__ __forceinline__ void pairs_of_level(const ChunkParams& p, const Share
     }
 }
 
-// Grid: chunks, HV.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
-    gdn2_prepare(const __grid_constant__ ChunkParams p) {
-    let_next_kernel_start();
-    extern __shared__ __align__(128) u8 shared[];
-    __shared__ Shared s;
-    float* rises = (float*)shared; // then rows of q
+__device__ __forceinline__ void prepare(const ChunkParams& p, Shared& s, u8* memory) {
+    float* rises = (float*)memory; // then rows of q
     float* falls = rises + ARRAY;  // then rows of b k
     float* steps = falls + ARRAY;
     operand* levels = (operand*)(steps + ARRAY);
     operand* lower = levels + level_operands(0) + (LEVELS > 1 ? level_operands(1) : 0);
-    operand* inverse = (operand*)shared; // when the arrays are done with
+    operand* inverse = (operand*)memory; // when the arrays are done with
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int chunk = blockIdx.x, head = blockIdx.y;
@@ -340,4 +339,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     if (warp < TILES) invert_column(lower, inverse, warp);
     __syncthreads();
     write_square<THREADS>(p.inverse + square * SQUARE_TILE, inverse, 0);
+}
+#endif
+
+// Grid: chunks, HV.
+constexpr int BLOCKS_AT_ONCE = PASS == 32 ? SHARING : 1;
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+    gdn2_prepare(const __grid_constant__ ChunkParams p) {
+    let_next_kernel_start();
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ Shared s;
+    prepare(p, s, shared);
 }
