@@ -77,6 +77,7 @@ __device__ __forceinline__ void invert_column(const operand* lower, operand* inv
 // Zeros in the blocks of a square above the diagonal: products of warpgroups take a square as a whole.
 template <int Threads> __device__ __forceinline__ void clear_above_diagonal(operand* square) {
     constexpr int PIECES_OF_ROW = CHUNK * OPERAND_BYTES / 16;
+#pragma unroll 1 // an unrolled loop takes registers that the callers lack
     for (int i = threadIdx.x; i < CHUNK * PIECES_OF_ROW; i += Threads) {
         const int row = i / PIECES_OF_ROW, piece = i % PIECES_OF_ROW;
         if (piece * (16 / OPERAND_BYTES) / 16 > row / 16) *(uint4*)((u8*)(square + row * SQUARE_PITCH) + 16 * piece) = uint4{};

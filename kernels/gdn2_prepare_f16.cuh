@@ -104,7 +104,8 @@ __device__ __forceinline__ void pairs_of_fours(const Squares& to, const Shared& 
 }
 
 // Pairs of the two halves of a block of 16 tokens.
-__device__ __forceinline__ void pairs_of_eights(const Squares& to, const Shared& s, const operand* keys, const Place& at, int block) {
+__device__ __forceinline__ void pairs_of_eights(const Squares& to, const Shared& s, const operand* keys, const Place& at,
+                                                int block) {
     const int row = at.lane / 4, j = 2 * (at.lane % 4);
     const operand* reads = keys + 8 * ROW_PITCH; // 8 rows of q, and 8 of b k
     const u32 right = shared_address(keys + (at.lane & 7) * ROW_PITCH + at.lane / 8 * 8);
@@ -209,7 +210,8 @@ __device__ __forceinline__ void rows_of_four(const ChunkParams& p, Shared& s, co
     // Of the rows of the fours, those of b k, and on the left those of q, borrow the place of rows of the block.
     operand* more = levels + LEVELS_SHARED * LEVEL_ROWS + at.warp / 2 * PAIR_ROWS + (block.left ? 2 * FOUR * ROW_PITCH : 0);
     if (four == 1) {
-        const FourRows fours = {more, block.left ? block.rows : more + FOUR * ROW_PITCH, block.rows + (block.left ? block.erase : 0)};
+        operand* of_queries = block.left ? block.rows : more + FOUR * ROW_PITCH;
+        const FourRows fours = {more, of_queries, block.rows + (block.left ? block.erase : 0)};
         store_rows(fours.queries, queries, at);
         store_rows(fours.erase, erase, at);
         __syncwarp();
@@ -269,7 +271,8 @@ __device__ __forceinline__ void rows_of_four(const ChunkParams& p, Shared& s, co
 }
 
 // Step 3: a warp has a tile of the first level, and one of the second or a block of the third.
-__device__ __forceinline__ void pairs_of_levels(const ChunkParams& p, Shared& s, const Place& at, operand* levels, float* diagonal) {
+__device__ __forceinline__ void pairs_of_levels(const ChunkParams& p, Shared& s, const Place& at, operand* levels,
+                                                float* diagonal) {
     const bool of_scores = at.warp % 2 == 0;
     operand* to = of_scores ? p.scores + at.square * SQUARE_TILE : s.lower;
     const Tile tile = {of_scores, CHUNK / 2 + 16 * (at.warp / 4), 16 * (at.warp / 2 % 2)};
@@ -283,14 +286,6 @@ __device__ __forceinline__ void pairs_of_levels(const ChunkParams& p, Shared& s,
         const int block = at.warp - WARPS / 2;
         pairs_of_eights(squares_of_block(p, at, diagonal, block), s, rows_of_split(levels, OF_BLOCK, block), at, block);
     }
-}
-
-// The tiles above the diagonal of a square become zeros.
-__device__ __forceinline__ void clear_above(operand* square) {
-    const int tile = threadIdx.x / 32, row = threadIdx.x / 2 % 16, half = threadIdx.x % 2;
-    if (tile >= 6) return;
-    const int block = tile < 3 ? 0 : tile < 5 ? 1 : 2, column = tile < 3 ? tile + 1 : tile < 5 ? tile - 1 : 3;
-    *(uint4*)(square + (16 * block + row) * SQUARE_PITCH + 16 * column + 8 * half) = uint4{0, 0, 0, 0};
 }
 
 // What turns rows back, and the largest of each kind: a warp each.
@@ -383,8 +378,8 @@ __device__ __forceinline__ void prepare(const ChunkParams& p, Shared& s, u8* mem
         }
     }
     store_coefficients(p.coefficients + at.square * COEFFICIENT_NUMBERS, s, p, at);
-    clear_above(inverse);
-    clear_above(scores);
+    clear_above_diagonal<THREADS>(inverse);
+    clear_above_diagonal<THREADS>(scores);
     if (threadIdx.x < CHUNK) *(uint4*)(scores + threadIdx.x * SQUARE_PITCH + CHUNK) = uint4{0, 0, 0, 0};
     __syncthreads();
     if (at.warp < TILES) invert_column(s.lower, inverse, at.warp);
