@@ -40,9 +40,10 @@ static_assert(VD % COLUMNS == 0, "the columns of a block divide V");
 static_assert(MODE == MODE_F16, "operands are f16");
 
 constexpr int CHAIN_THREADS = 128 * CHAINS, ALL_THREADS = CHAIN_THREADS + 128;
-constexpr int CHAIN_REGISTERS = 200, OUTPUT_REGISTERS = 104; // of a thread where there are two chains
+constexpr int CHAIN_REGISTERS = 192, OUTPUT_REGISTERS = 120; // of a thread where there are two chains
 constexpr int TURNS = 2; // chunks whose tiles are in shared memory at once
 constexpr int SPANS = KD / SPAN;
+constexpr float LARGEST_POWER = 1.7014118e38f; // 2^127
 constexpr u32 TILE_BYTES = CHUNK * SPAN_BYTES;
 #if CHANNELS
 constexpr u32 GATE_TILES = CHAINS * (u32)sizeof(GATE) / 2;
@@ -113,16 +114,6 @@ __device__ __forceinline__ void start_more_product(OwnTokens& acc, const Left (&
     const u64 b = tile_descriptor(right);
 #pragma unroll
     for (int c = 0; c < 4; ++c) warpgroup_product_nt<1>(acc, left[c], b + (c * 32 >> 4));
-}
-// acc = A B^T with A (64, 64 N) and B (64, 64 N) in tiles of rows.
-template <int N> __device__ __forceinline__ void start_tile_product(OwnTokens& acc, u32 left, u32 right) {
-    const u64 a = tile_descriptor(left), b = tile_descriptor(right);
-#pragma unroll
-    for (int c = 0; c < 4 * N; ++c) {
-        const u64 next = (c / 4 * TILE_BYTES + c % 4 * 32) >> 4;
-        if (c == 0) warpgroup_product_nt<0>(acc, a, b);
-        else warpgroup_product_nt<1>(acc, a + next, b + next);
-    }
 }
 // state += (left operands) K' for the tokens of the chunk.
 __device__ __forceinline__ void start_state_product(OwnState& state, const Left (&left)[4], u32 keys) {
@@ -326,17 +317,18 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         warpgroup_fence();
         start_left_product(right, left, tiles);
         warpgroup_commit();
-        if (Output || Keep) {
+        auto hand_state = [&] {
+            if (!Output && !Keep) return;
             if (turn > 0) barrier_wait(s.state_free + chain, turn - 1 & 1);
 #pragma unroll
             for (int c = 0; c < KD / 16; ++c) store_matrices(state_tile + c / 4 * TILE_BYTES + place(c % 4), left[c].r);
             if (at.lane == 0) s.state_unit[chain][warp] = held.inverse;
-            fence_shared_stores();
             warp_arrive(s.state_ready + chain, at.lane);
             if (Keep) keep_scale(p.state_scales, part, held.inverse, at);
-        }
+        };
         OwnTokens values;
         load_writes(values, tiles, chain, weight, block.identity ? 0 : block.length_of(turn), at);
+        if (CHAINS == 2) hand_state(); // two chains have no registers to hold it longer
         warpgroup_wait<0>();
         hold(right);
 
@@ -352,18 +344,22 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         const Scale right_scale = scale_for(largest_in_chains(right));
         Left rounded[4], rest[4];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            rounded[c] = make_left(right[2 * c], right[2 * c + 1], right_scale.factor);
-            rest[c] = make_left_rest(right[2 * c], right[2 * c + 1], right_scale.factor, rounded[c]);
-        }
+        for (int c = 0; c < 4; ++c) rounded[c] = make_left(right[2 * c], right[2 * c + 1], right_scale.factor);
 
         // U^T = R^T T^T. What rounding leaves of R is multiplied too: it is the cheapest of the roundings between S and U to avoid.
-        OwnTokens& writes = right;
+        OwnTokens writes;
         hold(writes);
         warpgroup_fence();
         start_left_product(writes, rounded, tiles + INVERSE_AT);
+        warpgroup_commit();
+        hold(right);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) rest[c] = make_left_rest(right[2 * c], right[2 * c + 1], right_scale.factor, rounded[c]);
+        warpgroup_fence();
         start_more_product(writes, rest, tiles + INVERSE_AT);
         warpgroup_commit();
+        // What others wait for, and what the state needs anyway, while the tensor cores are busy.
+        if (CHAINS == 1) hand_state();
         decay_state(state, largest_decay(weight), weight, 1.0f, at);
         hold(state);
         warpgroup_wait<0>();
@@ -387,18 +383,19 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         rescale(state, held, next);
         Left weighted[4], weighted_rest[4];
 #pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            kept[n].x = fminf(kept[n].x * next.factor, LARGEST_POWER);
+            kept[n].y = fminf(kept[n].y * next.factor, LARGEST_POWER);
+        }
+#pragma unroll
         for (int c = 0; c < 4; ++c) {
-            float tiles_of[2][4];
+            float kept_writes[2][4];
 #pragma unroll
             for (int m = 0; m < 2; ++m)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) tiles_of[m][e] = writes[2 * c + m][e] * (e % 2 ? kept[2 * c + m].y : kept[2 * c + m].x);
-            weighted[c] = make_left(tiles_of[0], tiles_of[1], added.factor);
-            if (Rest) {
-                weighted_rest[c] = make_left_rest(tiles_of[0], tiles_of[1], added.factor, weighted[c]);
-                scale_left(weighted_rest[c], next.factor * added.inverse);
-            }
-            scale_left(weighted[c], next.factor * added.inverse);
+                for (int e = 0; e < 4; ++e) kept_writes[m][e] = writes[2 * c + m][e] * (e % 2 ? kept[2 * c + m].y : kept[2 * c + m].x);
+            weighted[c] = make_left(kept_writes[0], kept_writes[1], 1.0f);
+            if (Rest) weighted_rest[c] = make_left_rest(kept_writes[0], kept_writes[1], 1.0f, weighted[c]);
         }
         hold(state);
         warpgroup_fence();
@@ -412,7 +409,6 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
 #pragma unroll
             for (int c = 0; c < 4; ++c) store_matrices(writes_tile + place(c), make_left(writes[2 * c], writes[2 * c + 1], unit).r);
             if (at.lane == 0) s.write_unit[chain][warp] = plain.inverse;
-            fence_shared_stores();
             warp_arrive(s.writes_ready + chain, at.lane);
             if (Keep) keep_scale(p.write_scales, part, plain.inverse, at);
         }
@@ -473,10 +469,13 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
             const int first_column = block.first_column + SPAN * chain;
             OwnTokens read, written;
             barrier_wait(s.state_ready + chain, turn & 1);
+            Left left[KD / 16];
             if (Output) {
+#pragma unroll
+                for (int c = 0; c < KD / 16; ++c) load_matrices(left[c].r, shared_address(s.state[chain] + c / 4) + place(c % 4));
                 hold(read);
                 warpgroup_fence();
-                start_tile_product<SPANS>(read, shared_address(s.state[chain]), tiles);
+                start_left_product(read, left, tiles);
                 warpgroup_commit();
             }
             const float state_unit = s.state_unit[chain][warp];
@@ -490,15 +489,20 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
                         *(const uint4*)(s.state[chain][column / SPAN].bytes + place_in_tile(16 * warp + row, column % SPAN));
                 }
             }
-            if (Output) warpgroup_wait<0>();
             warp_arrive(s.state_free + chain, lane);
+            if (Output) {
+                warpgroup_wait<0>();
+                hold(read);
+            }
 
             barrier_wait(s.writes_ready + chain, turn & 1);
+            Left own[4];
             if (Output) {
-                hold(read);
+#pragma unroll
+                for (int c = 0; c < 4; ++c) load_matrices(own[c].r, shared_address(s.writes + chain) + place(c));
                 hold(written);
                 warpgroup_fence();
-                start_tile_product<1>(written, shared_address(s.writes + chain), tiles + SCORES_AT);
+                start_left_product(written, own, tiles + SCORES_AT);
                 warpgroup_commit();
             }
             const float write_unit = s.write_unit[chain][warp];
@@ -515,9 +519,9 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
                 __syncwarp();
                 store_turned(p.writes + block.square_of(turn) * CHUNK * VD + first_column, VD, tile, warp, lane, CHUNK);
             }
-            if (Output) warpgroup_wait<0>();
             warp_arrive(s.writes_free + chain, lane);
             if (Output) {
+                warpgroup_wait<0>();
                 // o^T = s (e^G S^T q + U^T P^T)
                 hold(written);
 #pragma unroll
