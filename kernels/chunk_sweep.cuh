@@ -440,9 +440,9 @@ struct Segment {
     int token, tokens; // the first, and how many
     bool first, last; // of the sequence
 };
-__device__ __forceinline__ Segment segment_of_block(const ChunkParams& p) {
+__device__ __forceinline__ Segment segment_of_number(const ChunkParams& p, int number) {
     Segment segment;
-    segment.number = blockIdx.z;
+    segment.number = number;
     segment.sequence = p.segment_sequence[segment.number];
     segment.begin = p.segment_chunk[segment.number];
     segment.end = p.segment_chunk[segment.number + 1];
@@ -453,6 +453,7 @@ __device__ __forceinline__ Segment segment_of_block(const ChunkParams& p) {
     segment.tokens = any ? p.chunk_token[segment.end - 1] + p.chunk_length[segment.end - 1] - segment.token : 0;
     return segment;
 }
+__device__ __forceinline__ Segment segment_of_block(const ChunkParams& p) { return segment_of_number(p, blockIdx.z); }
 
 // Where a thread finds the elements of its part of a state outside the workspace, (K, V) or (V, K), or of a segment's.
 struct StatePlace {

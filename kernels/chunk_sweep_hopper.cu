@@ -32,6 +32,9 @@ struct ChunkSweepParams {
     // tiles of 32 columns.
     TensorMap keys, write_keys, queries, inverse, scores, v, w;
     ChunkParams chunk;
+    // Blocks along z take the segments first_segment, first_segment + segment_step and so on. In a relay each launch takes one
+    // segment of every sequence, and begins where the one before it has left the state.
+    int first_segment, segment_step, relay;
 };
 
 #if HOPPER
@@ -420,6 +423,8 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
 
     if (Output && segment.last)
         store_state(state, p.final_state, state_place(of_sequence, turned, VD, first_column, at), held.inverse);
+    if (Output && block.params.relay && !segment.last)
+        store_state(state, p.segment_states, state_place(of_segment + p.value_heads, true, VD, first_column, at), held.inverse);
     if (Of == ENDS) {
         if (block.identity) {
             store_state(state, p.transitions, state_place(2 * of_segment, true, KD, first_column, at), held.inverse);
@@ -569,7 +574,7 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkSweepParams&
     const ChunkParams& p = params.chunk;
     if (Of == ENDS) let_next_kernel_start();
     wait_for_kernel_before();
-    const Segment segment = segment_of_block(p);
+    const Segment segment = segment_of_number(p, params.first_segment + params.segment_step * (int)blockIdx.z);
     const bool identity = Of == ENDS && blockIdx.x >= VD / COLUMNS; // blocks beyond the columns of V take those of the identity
     if (Of == ENDS && (segment.last || (identity && segment.first))) return;
     Shared& s = *(Shared*)shared;

@@ -231,6 +231,14 @@ impl Gpu {
         Stream::new(&self.context)
     }
 
+    /// Another stream, whose blocks are placed before those of other streams where both wait for a multiprocessor.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where the driver refuses.
+    pub fn new_urgent_stream(&self) -> Result<Stream> {
+        Stream::urgent(&self.context)
+    }
+
     /// An event that can be timed.
     ///
     /// # Errors

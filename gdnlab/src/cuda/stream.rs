@@ -16,6 +16,14 @@ impl Stream {
         context.new_stream().map(Self).map_err(|error| failed("creating a stream", error))
     }
 
+    /// Whose blocks are placed before those of other streams.
+    pub(super) fn urgent(context: &Arc<CudaContext>) -> Result<Self> {
+        let refused = |error| failed("creating a stream", error);
+        context.bind_to_thread().map_err(refused)?;
+        let (_, greatest) = result::stream::get_priority_range().map_err(refused)?;
+        context.new_stream_with_priority(greatest).map(Self).map_err(refused)
+    }
+
     pub(super) fn cudarc(&self) -> &Arc<CudaStream> {
         &self.0
     }
@@ -101,6 +109,20 @@ impl Stream {
         self.bind()?;
         // SAFETY: the buffer is alive and has that size.
         unsafe { result::memset_d8_async(buffer.address(), byte, buffer.size_bytes(), self.0.cu_stream()) }
+            .map_err(|error| failed("filling memory of the GPU", error))
+    }
+
+    /// Does what takes a moment and nothing else: sets `bytes` bytes at `address` to zero.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where the driver refuses.
+    ///
+    /// # Safety
+    /// There is that much memory of this GPU, which no other stream uses.
+    pub(crate) unsafe fn clear_at(&self, address: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the promise of the caller.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.0.cu_stream()) }
             .map_err(|error| failed("filling memory of the GPU", error))
     }
 

@@ -58,7 +58,7 @@ impl Step {
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &fused) }
             }
             Self::Sweep(kernel, grid) => {
-                let sweep = SweepParams { maps: params.sweep.ok_or_else(no_maps)?, chunk };
+                let sweep = SweepParams::of_all(params.sweep.ok_or_else(no_maps)?, chunk);
                 // SAFETY: as above.
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep) }
             }

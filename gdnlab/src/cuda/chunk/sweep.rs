@@ -60,6 +60,16 @@ pub(super) struct SweepMaps {
 pub(super) struct SweepParams<P> {
     pub maps: SweepMaps,
     pub chunk: P,
+    pub first_segment: i32,
+    pub segment_step: i32,
+    pub relay: i32,
+}
+
+impl<P> SweepParams<P> {
+    /// Of a launch over all segments.
+    pub fn of_all(maps: SweepMaps, chunk: P) -> Self {
+        Self { maps, chunk, first_segment: 0, segment_step: 1, relay: 0 }
+    }
 }
 
 /// A specialisation of the sweeps, and the shape of its blocks.

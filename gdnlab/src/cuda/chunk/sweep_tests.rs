@@ -56,7 +56,10 @@ fn sizes_are_those_that_the_kernels_count_on() {
     let grid = sweep(None, 2).grid(7, 256).unwrap();
     assert_eq!((grid.blocks, grid.threads), ([2, 16, 7], 384));
     assert_eq!(sweep(None, 1).grid(7, 256).unwrap().blocks, [4, 16, 7]);
-    assert_eq!(size_of::<SweepParams<ChunkParams>>(), 7 * 128 + size_of::<ChunkParams>().next_multiple_of(128));
+    assert_eq!(
+        size_of::<SweepParams<ChunkParams>>(),
+        7 * 128 + (size_of::<ChunkParams>() + 3 * size_of::<i32>()).next_multiple_of(128)
+    );
 }
 
 #[test]

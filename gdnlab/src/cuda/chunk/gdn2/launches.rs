@@ -51,7 +51,7 @@ pub(super) unsafe fn start_all<'a>(
             // promise of the caller.
             Step::Chunk(kernel, grid) => unsafe { kernel.launch(stream, Grid { early, ..*grid }, &chunk)? },
             Step::Sweep(kernel, grid) => {
-                let sweep = SweepParams { maps: sweep.ok_or_else(no_maps)?, chunk };
+                let sweep = SweepParams::of_all(sweep.ok_or_else(no_maps)?, chunk);
                 // SAFETY: as above.
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep)? }
             }

@@ -18,6 +18,7 @@ mod kernel;
 mod launches;
 mod params;
 mod plan;
+mod relay;
 mod setup;
 mod workspace;
 

@@ -3,6 +3,7 @@
 use super::config::Config;
 use super::launches::{Launches, Params, start_all};
 use super::params::{ChannelGateParams, Gdn2Params};
+use super::relay::Relay;
 use super::setup::{Decay, Setup};
 use super::workspace::Workspace;
 use crate::cuda::chunk::config::Card;
@@ -39,6 +40,8 @@ pub struct Plan {
     partial: Option<Buffer<f64>>,
     launches: Launches,
     side: Side,
+    /// Where the forward begins its sweep before all is prepared.
+    relay: Option<Relay>,
     params: Params,
 }
 
@@ -70,6 +73,10 @@ impl Plan {
         } else {
             None
         };
+        let relay = match &hopper {
+            Some(hopper) => Relay::new(gpu, &config, &setup.shape, &table, hopper)?,
+            None => None,
+        };
         let mut plan = Self {
             gpu,
             inputs: setup.input_tensors().into_iter().map(new).collect::<Result<_>>()?,
@@ -80,6 +87,7 @@ impl Plan {
             partial,
             launches,
             side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
+            relay,
             params: Params::default(),
             config,
             setup,
@@ -110,7 +118,7 @@ impl Plan {
     /// Bytes of memory that everything else takes.
     pub fn workspace_bytes(&self) -> usize {
         let partial = self.partial.as_ref().map_or(0, Buffer::size_bytes);
-        self.workspace.bytes() + self.table_bytes + partial
+        self.relay.as_ref().map_or(0, Relay::bytes) + self.workspace.bytes() + self.table_bytes + partial
     }
 
     /// Copies `values` into the input `name`.
@@ -186,7 +194,12 @@ impl Plan {
         let steps = self.launches.shared.iter().chain(&self.launches.forward);
         // SAFETY: every tensor has the size that shape and sequences say, and lives as long as the plan; the rest is the
         // promise of the caller.
-        unsafe { start_all(stream, steps, &self.params) }
+        unsafe {
+            match &self.relay {
+                Some(relay) => relay.start(stream, &self.launches, &self.params),
+                None => start_all(stream, steps, &self.params),
+            }
+        }
     }
 
     /// Starts the backward on `stream`, such as the one of a graph that is being recorded.
