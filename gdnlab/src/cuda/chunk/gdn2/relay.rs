@@ -19,10 +19,8 @@ use std::ops::Range;
 const LOOK_UP_EVERY: usize = 8;
 /// Chunks of the longest sequence at the least: shorter ones start more kernels than they save.
 const LEAST_CHUNKS: usize = 64;
-/// Where parts begin, in tenths of a sequence. The first is prepared by the whole GPU, and nothing runs beside the last
-/// sweep: so each is shorter than the one before.
-const BEGIN_TENTHS: [usize; PARTS] = [0, 4, 7, 9];
-const PARTS: usize = 4;
+/// Parts of a sequence, of the same length. More of them take more time, not less.
+const PARTS: usize = 2;
 /// Sequences at the most: each part of each is prepared by a launch of its own.
 const MOST_SEQUENCES: usize = 8;
 
@@ -61,9 +59,9 @@ impl Parts {
         if short || lengths().count() > MOST_SEQUENCES || 2 * blocks > multiprocessors {
             return None;
         }
-        let begin = |chunks: usize, part: usize| match BEGIN_TENTHS.get(part) {
-            Some(tenths) => chunks / LOOK_UP_EVERY * tenths / 10 * LOOK_UP_EVERY,
-            None => chunks,
+        let begin = |chunks: usize, part: usize| match part {
+            PARTS => chunks,
+            _ => chunks / LOOK_UP_EVERY * part / PARTS * LOOK_UP_EVERY,
         };
         let of_sequence = |pair: &[usize]| {
             let (first, chunks) = (pair[0], pair[1] - pair[0]);
@@ -183,9 +181,7 @@ mod tests {
     #[test]
     fn parts_are_side_by_side_and_end_where_states_are_looked_up() {
         let parts = Parts::of(&[0, 80, 160, 163], 50, 132).unwrap();
-        assert_eq!(parts.chunks[0], [0..32, 32..56, 56..72, 72..80]);
-        assert_eq!(parts.chunks[1], [80..112, 112..136, 136..152, 152..160]);
-        assert_eq!(parts.chunks[2], [160..160, 160..160, 160..160, 160..163]);
+        assert_eq!(parts.chunks, [[0..40, 40..80], [80..120, 120..160], [160..160, 160..163]]);
         for (chunks, first) in parts.chunks.iter().zip([0, 80, 160]) {
             assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
             assert!(chunks.iter().skip(1).all(|part| (part.start - first).is_multiple_of(LOOK_UP_EVERY)));
