@@ -234,7 +234,7 @@ impl Config {
         4 * self.chunk
     }
 
-    /// Dynamic shared memory of the preparation, in bytes: K' and Q', then four squares in their place.
+    /// Dynamic shared memory of the preparation, in bytes: K' and Q', then squares in their place.
     pub fn prepare_bytes(&self) -> usize {
         self.chunk * self.operand_bytes() * usize::max(2 * self.row_pitch(), 4 * self.square_pitch())
     }

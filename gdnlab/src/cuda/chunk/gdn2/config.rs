@@ -1,7 +1,8 @@
 //! Which specialisation of the kernels runs a problem of GDN-2.
 //!
 //! Chunks, the split of K over warps and segments are those of GDN ([`Variant`]), and follow from the model alone; all else
-//! changes no bit of a result.
+//! changes no bit of a result on one kind of card. How many tokens the preparation takes at once follows from the shared memory
+//! of the card, and so does whether its rows stay in registers, whose sums have another order.
 
 use crate::cuda::chunk::config::{
     COEFFICIENTS, Card, Config as Sweep, GROUP_COLUMNS, GROUPS, MOST_STAGES, MOST_WARPS, PAD, SWEEP_STATIC_BYTES,
