@@ -141,7 +141,7 @@ impl Relay {
                 let [_, heads, z] = of_chunk.blocks;
                 let grid = Grid { blocks: [chunks.len() as u32, heads, z], early: false, ..*of_chunk };
                 // SAFETY: the promise of the caller; from its first chunk on a part has as many chunks in the workspace.
-                unsafe { prepare.launch(stream, grid, &self.from_chunk(params.chunk, chunks.start as u64))? };
+                unsafe { prepare.launch(stream, grid, &self.params_from(params.chunk, chunks.start as u64))? };
             }
             prepared.record(stream)?;
             self.stream.wait(prepared)?;
@@ -158,7 +158,7 @@ impl Relay {
     }
 
     /// The parameters of a preparation whose first block takes `chunk`.
-    fn from_chunk(&self, mut params: Gdn2Params, chunk: u64) -> Gdn2Params {
+    fn params_from(&self, mut params: Gdn2Params, chunk: u64) -> Gdn2Params {
         let Self { row_bytes, square_bytes, coefficient_bytes, .. } = *self;
         for rows in [&mut params.chunk.queries, &mut params.chunk.keys, &mut params.write_keys] {
             *rows += chunk * row_bytes;
