@@ -5,11 +5,10 @@
 #define SPLIT 1
 #define GROUPS (4 * CONSUMERS)
 #define STAGES 1
-#include "hopper.cuh"
+#include "chunk_hopper.cuh"
 
 #include "chunk_decay.cuh"
 #include "chunk_inverse.cuh"
-#include "chunk_sweep.cuh"
 
 struct ChunkFusedParams {
     // (64, HK, T, K / 64) in copies of all columns of 64 tokens, (64, HV, T, V / 64) in copies of a block's columns
@@ -18,21 +17,13 @@ struct ChunkFusedParams {
 };
 
 #if HOPPER
-static_assert(CHUNK == 64 && KD % SPAN == 0 && KD <= 128 && sizeof(INPUT) == 2, "tiles of 64 tokens, of 16-bit numbers");
-static_assert(VD % COLUMNS == 0, "the columns of a block divide V");
-
 constexpr int CONSUMER_THREADS = 128 * CONSUMERS;
 constexpr int TURNS = 3; // chunks whose q, k and v are in shared memory at once
 constexpr int READY = 3; // chunks that are prepared at once
-constexpr int SPANS = KD / SPAN;
-constexpr u32 TILE_BYTES = CHUNK * SPAN_BYTES;
 
 // Tiles of one chunk, filled by the copy engine: first of the keys, then of the queries, then of the values.
 constexpr u32 QUERIES_AT = SPANS * TILE_BYTES, VALUES_AT = 2 * SPANS * TILE_BYTES, TURN_TILES = 2 * SPANS + CONSUMERS;
 
-struct __align__(1024) Tile {
-    u8 bytes[TILE_BYTES];
-};
 struct Shared {
     Tile turns[TURNS][TURN_TILES];
     Tile inverse[READY], scores[READY]; // element (i, j) at place_in_tile(i, j)
@@ -47,9 +38,6 @@ struct Shared {
     Barrier used[READY];   // by the consumers
 };
 static_assert(sizeof(Shared) <= (TURNS * TURN_TILES + 2 * READY) * TILE_BYTES + (24 << 10), "the launch has as much");
-template <class T> constexpr bool IS_BF16 = false;
-template <> constexpr bool IS_BF16<bf16> = true;
-constexpr bool INPUT_IS_BF16 = IS_BF16<INPUT>;
 constexpr int PREPARED_BARRIER = 1; // named barrier of the preparer
 
 // The largest magnitude of each half of two words of 16-bit floating-point numbers, which are ordered like integers.
@@ -57,22 +45,6 @@ __device__ __forceinline__ u32 larger_pair(u32 a, u32 b) {
     u32 y;
     asm("max.u16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b & 0x7fff7fffu));
     return y;
-}
-
-// The two inputs of a word.
-__device__ __forceinline__ float first_of(u32 pair) {
-    if constexpr (INPUT_IS_BF16) return __uint_as_float(pair << 16);
-    return to_float(f16{(u16)pair});
-}
-__device__ __forceinline__ float second_of(u32 pair) {
-    if constexpr (INPUT_IS_BF16) return __uint_as_float(pair & 0xffff0000u);
-    return to_float(f16{(u16)(pair >> 16)});
-}
-__device__ __forceinline__ u32 pair_of_inputs(float first, float second) {
-    if constexpr (!INPUT_IS_BF16) return pack_16(first, second);
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
 }
 
 // What both roles know of a block.

@@ -17,39 +17,6 @@
 #include "chunk_fused_prepare.cuh"
 
 #if HOPPER
-// acc = (left operands) B^T with B (tokens, 16 N) in tiles of rows.
-template <int N> __device__ __forceinline__ void start_left_product(OwnTokens& acc, const Left (&left)[N], u32 right) {
-    const u64 b = tile_descriptor(right);
-#pragma unroll
-    for (int c = 0; c < N; ++c) {
-        const u64 next = (c / 4 * TILE_BYTES + c % 4 * 32) >> 4;
-        if (c == 0) warpgroup_product_nt<0>(acc, left[c], b);
-        else warpgroup_product_nt<1>(acc, left[c], b + next);
-    }
-}
-__device__ __forceinline__ void start_more_product(OwnTokens& acc, const Left (&left)[4], u32 right) {
-    const u64 b = tile_descriptor(right);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) warpgroup_product_nt<1>(acc, left[c], b + (c * 32 >> 4));
-}
-// state += (left operands) K' for the tokens of the chunk.
-__device__ __forceinline__ void start_state_product(OwnState& state, const Left (&left)[4], u32 keys) {
-    const u64 b = tile_descriptor_transposed(keys, TILE_BYTES);
-#pragma unroll
-    for (int c = 0; c < 4; ++c)
-        warpgroup_product_nn(state, left[c], b + (16 * c * SPAN_BYTES >> 4));
-}
-
-// largest_of in four chains.
-__device__ __forceinline__ float largest_of_tokens(const OwnTokens& tiles) {
-    float most[4] = {};
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) most[e] = fmaxf(most[e], fabsf(tiles[n][e]));
-    return warp_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
-}
-
 // The thread's number in its warpgroup, asked for where it is needed: what follows from it would take registers all the time.
 __device__ __forceinline__ u32 thread_of_warpgroup() {
     u32 thread;
@@ -185,7 +152,7 @@ template <bool Output> __device__ __forceinline__ void consume(const Block& bloc
                 }
             }
         }
-        right_scale = scale_for(largest_of_tokens(right));
+        right_scale = scale_for(largest_in_chains(right));
         warpgroup_wait<0>(); // its left operands take the registers that come next
         if (Output) hold(output);
 #pragma unroll

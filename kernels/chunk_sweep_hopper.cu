@@ -23,9 +23,7 @@
 #define SPLIT 1
 #define GROUPS (4 * CHAINS)
 #define STAGES 1
-#include "hopper.cuh"
-
-#include "chunk_sweep.cuh"
+#include "chunk_hopper.cuh"
 
 struct ChunkSweepParams {
     // Tiles of 64 columns of the workspace, (64, 1, rows, columns / 64), and of v and w, (64, HV, T, V / 64); of w in binary32
@@ -38,16 +36,12 @@ struct ChunkSweepParams {
 };
 
 #if HOPPER
-static_assert(CHUNK == 64 && KD % SPAN == 0 && KD <= 128 && sizeof(INPUT) == 2, "tiles of 64 tokens, of 16-bit numbers");
-static_assert(VD % COLUMNS == 0, "the columns of a block divide V");
 static_assert(MODE == MODE_F16, "operands are f16");
 
 constexpr int CHAIN_THREADS = 128 * CHAINS, ALL_THREADS = CHAIN_THREADS + 128;
 constexpr int CHAIN_REGISTERS = 192, OUTPUT_REGISTERS = 120; // of a thread where there are two chains
 constexpr int TURNS = 2; // chunks whose tiles are in shared memory at once
-constexpr int SPANS = KD / SPAN;
 constexpr float LARGEST_POWER = 1.7014118e38f; // 2^127
-constexpr u32 TILE_BYTES = CHUNK * SPAN_BYTES;
 #if CHANNELS
 constexpr u32 GATE_TILES = CHAINS * (u32)sizeof(GATE) / 2;
 #else
@@ -62,9 +56,6 @@ constexpr u32 GATES_AT = VALUES_AT + CHAINS * TILE_BYTES;
 constexpr u32 CHAIN_TILES = GATES_AT / TILE_BYTES + GATE_TILES;
 constexpr u32 SCORES_AT = SPANS * TILE_BYTES, OUTPUT_TILES = SPANS + 1;
 
-struct __align__(1024) Tile {
-    u8 bytes[TILE_BYTES];
-};
 struct Shared {
     Tile chain[TURNS][CHAIN_TILES];
     Tile output[TURNS][OUTPUT_TILES];
@@ -82,65 +73,6 @@ struct Shared {
 static_assert(QUERY == DECAY + 1, "one copy brings both");
 static_assert(sizeof(Shared) <= (TURNS * (CHAIN_TILES + OUTPUT_TILES) + CHAINS * (SPANS + 2)) * TILE_BYTES + TURNS * 5120 + 2048,
               "the launch has as much");
-
-template <class T> constexpr bool IS_BF16 = false;
-template <> constexpr bool IS_BF16<bf16> = true;
-constexpr bool INPUT_IS_BF16 = IS_BF16<INPUT>;
-
-__device__ __forceinline__ float first_of(u32 pair) {
-    if constexpr (INPUT_IS_BF16) return __uint_as_float(pair << 16);
-    return to_float(f16{(u16)pair});
-}
-__device__ __forceinline__ float second_of(u32 pair) {
-    if constexpr (INPUT_IS_BF16) return __uint_as_float(pair & 0xffff0000u);
-    return to_float(f16{(u16)(pair >> 16)});
-}
-__device__ __forceinline__ u32 pair_of_inputs(float first, float second) {
-    if constexpr (!INPUT_IS_BF16) return pack_16(first, second);
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-// acc = (left operands) B^T with B (tokens, 16 N) in tiles of rows.
-template <int N> __device__ __forceinline__ void start_left_product(OwnTokens& acc, const Left (&left)[N], u32 right) {
-    const u64 b = tile_descriptor(right);
-#pragma unroll
-    for (int c = 0; c < N; ++c) {
-        const u64 next = (c / 4 * TILE_BYTES + c % 4 * 32) >> 4;
-        if (c == 0) warpgroup_product_nt<0>(acc, left[c], b);
-        else warpgroup_product_nt<1>(acc, left[c], b + next);
-    }
-}
-// acc += the same.
-__device__ __forceinline__ void start_more_product(OwnTokens& acc, const Left (&left)[4], u32 right) {
-    const u64 b = tile_descriptor(right);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) warpgroup_product_nt<1>(acc, left[c], b + (c * 32 >> 4));
-}
-// state += (left operands) K' for the tokens of the chunk.
-__device__ __forceinline__ void start_state_product(OwnState& state, const Left (&left)[4], u32 keys) {
-    const u64 b = tile_descriptor_transposed(keys, TILE_BYTES);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) warpgroup_product_nn(state, left[c], b + (16 * c * SPAN_BYTES >> 4));
-}
-
-// largest_of in four chains.
-template <int N> __device__ __forceinline__ float largest_in_chains(const float (&tiles)[N][4]) {
-    float most[4] = {};
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) most[e] = fmaxf(most[e], fabsf(tiles[n][e]));
-    return warp_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
-}
-
-// Four matrices of 8 x 8 operands from registers to shared memory.
-__device__ __forceinline__ void store_matrices(u32 address, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
-                 "r"(r[3])
-                 : "memory");
-}
 
 // A lane's row of 8 numbers in a tile, of the four matrices that make the left operand number c of four: rows are the warp's
 // 16 columns of V, and the place is that of piece 2 c.

@@ -136,7 +136,13 @@ template <int Registers> __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ u32 place_in_tile(u32 row, u32 column) {
     return row * SPAN_BYTES + ((column / 8 ^ row % 8) * 16 | column % 8 * 2);
 }
-// Four matrices of 8 x 8 operands from registers to shared memory, transposed; the inverse of load_matrices_transposed.
+// Four matrices of 8 x 8 operands from registers to shared memory,
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3])
+                 : "memory");
+}
+// and transposed; the inverse of load_matrices_transposed.
 __device__ __forceinline__ void store_matrices_transposed(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3])

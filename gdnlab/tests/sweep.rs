@@ -104,4 +104,8 @@ fn a_part_without_cases_is_no_failure_but_one_that_does_not_exist_is() {
     let store = lab(&here, &["merge", "s3://bucket/errors.jsonl", "-o", "one.jsonl"]);
     assert_eq!(store.status.code(), Some(2));
     assert!(text(&store.stderr).contains("copy the files here first"), "{}", text(&store.stderr));
+    let to_store = lab(&here, &["merge", "data", "-o", "s3://bucket/one.jsonl"]);
+    assert_eq!(to_store.status.code(), Some(2));
+    assert!(text(&to_store.stderr).contains("expected a path"), "{}", text(&to_store.stderr));
+    assert!(!here.path().join("s3:").exists());
 }

@@ -1,8 +1,8 @@
 //! `cargo lab merge`.
 
 use crate::output::print;
-use gdnlab::Result;
 use gdnlab::record::{Machines, Merged, merge, write_lines};
+use gdnlab::{Error, Result};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,9 +40,15 @@ impl Args {
             None if self.mixed => Machines::All,
             None => Machines::One,
         };
+        let output = self.output.display().to_string();
+        if output.contains("://") {
+            return Err(Error::input(format!(
+                "{output}: expected a path: records are written to a disk, not to a store"
+            )));
+        }
         let merged = merge(&self.files, &machines)?;
         write_lines(&self.output, &merged.lines)?;
-        print(&summary(&merged, &self.output.display().to_string()))?;
+        print(&summary(&merged, &output))?;
         Ok(ExitCode::SUCCESS)
     }
 }
