@@ -115,7 +115,8 @@ impl Relay {
 
     /// Size in bytes of what it holds on the GPU.
     pub fn bytes(&self) -> usize {
-        self.states.size_bytes() + self.segment.size_bytes() + self.segment_sequence.size_bytes()
+        let numbers = self.segment.size_bytes() + self.segment_sequence.size_bytes();
+        self.states.size_bytes() + numbers + self.moment.size_bytes()
     }
 
     /// Starts the forward on `stream`.
@@ -137,6 +138,10 @@ impl Relay {
         chunk.chunk.segment_states = self.states.address();
         let count = counted(PARTS)?;
         for (part, prepared) in self.prepared.iter().enumerate() {
+            if part > 0 {
+                // SAFETY: no other stream uses it.
+                unsafe { stream.clear_at(self.moment.address(), self.moment.size_bytes())? };
+            }
             for chunks in self.parts.chunks.iter().map(|parts| &parts[part]).filter(|chunks| !chunks.is_empty()) {
                 let [_, heads, z] = of_chunk.blocks;
                 let grid = Grid { blocks: [chunks.len() as u32, heads, z], early: false, ..*of_chunk };
@@ -148,10 +153,7 @@ impl Relay {
             let first_segment = counted(part)?;
             let params = SweepParams { maps, chunk, first_segment, segment_step: count, relay: 1 };
             // SAFETY: the promise of the caller; what is prepared next does not touch the chunks of this part.
-            unsafe {
-                sweep.launch(&self.stream, Grid { early: false, ..*of_all }, &params)?;
-                stream.clear_at(self.moment.address(), self.moment.size_bytes())?;
-            }
+            unsafe { sweep.launch(&self.stream, Grid { early: false, ..*of_all }, &params)? };
         }
         self.end.record(&self.stream)?;
         stream.wait(&self.end)
