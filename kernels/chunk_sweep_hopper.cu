@@ -65,7 +65,8 @@ struct Shared {
     float coefficients[TURNS][COEFFICIENT_NUMBERS];
     float output_coefficients[TURNS][2 * CHUNK]; // DECAY and QUERY
     float state_unit[CHAINS][4], write_unit[CHAINS][4]; // what turns the operands of a warp's rows back
-    Barrier chain_filled[TURNS], chain_free[TURNS];     // by the copies, by the chains
+    Barrier chain_filled[TURNS], chain_free[TURNS];     // by the copies, by the chain
+    u32 chain_left[TURNS];                              // where there are two: their warps that have read the tiles
     Barrier output_filled[TURNS], output_free[TURNS];   // by the copies, by the output
     Barrier state_ready[CHAINS], writes_ready[CHAINS];  // by a chain
     Barrier state_free[CHAINS], writes_free[CHAINS];    // by the output
@@ -73,25 +74,6 @@ struct Shared {
 static_assert(QUERY == DECAY + 1, "one copy brings both");
 static_assert(sizeof(Shared) <= (TURNS * (CHAIN_TILES + OUTPUT_TILES) + CHAINS * (SPANS + 2)) * TILE_BYTES + TURNS * 5120 + 2048,
               "the launch has as much");
-
-// A lane's row of 8 numbers in a tile, of the four matrices that make the left operand number c of four: rows are the warp's
-// 16 columns of V, and the place is that of piece 2 c.
-struct LeftPlace {
-    u32 row, piece; // bytes; what the piece of the row is exchanged with
-    __device__ __forceinline__ explicit LeftPlace(u32 warp, u32 lane)
-        : row((16 * warp + (lane / 8 % 2) * 8 + lane % 8) * SPAN_BYTES), piece((lane / 16 ^ lane % 8) * 16) {}
-    __device__ __forceinline__ u32 operator()(int c) const { return row + (piece ^ 32 * (u32)c); }
-};
-// Where a lane's row of 8 numbers is, of four matrices: 16 tokens times the 16 columns of its warp.
-__device__ __forceinline__ u32 turned_place(u32 warp, u32 lane) {
-    return place_in_tile((lane & 7) + (lane >> 4) * 8, 16 * warp + ((lane >> 3) & 1) * 8);
-}
-
-// Waits for the lanes of the warp, and says that it is done.
-__device__ __forceinline__ void warp_arrive(Barrier* barrier, int lane) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-}
 
 enum Pass { OUTPUT, STATES, ENDS, BOTH };
 
@@ -349,7 +331,13 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         }
         warpgroup_wait<0>();
         hold(state);
-        warp_arrive(s.chain_free + stage, at.lane);
+        if (CHAINS == 2) {
+            __syncwarp();
+            if (at.lane == 0 && is_last<4 * CHAINS>(s.chain_left + stage)) block.fill_chain(turn + TURNS);
+            __syncwarp();
+        } else {
+            warp_arrive(s.chain_free + stage, at.lane);
+        }
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1) largest_state = largest_in_chains(state) * held.inverse;
     }
 
@@ -364,18 +352,6 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         } else
             store_state(state, p.segment_states, state_place(of_segment + p.value_heads, true, VD, first_column, at),
                         held.inverse);
-    }
-}
-
-// From a warp's 16 columns of a tile of tokens to rows of memory, V columns each; rows at and beyond `valid` are left alone.
-template <class T>
-__device__ __forceinline__ void store_turned(T* to, long long pitch, const Tile& tile, u32 warp, u32 lane, int valid) {
-    const u32 column = 16 * warp + lane % 2 * 8, own = lane / 2;
-#pragma unroll
-    for (int i = 0; i < CHUNK / 16; ++i) {
-        const int token = 16 * i + own;
-        const uint4 vector = *(const uint4*)(tile.bytes + place_in_tile(token, column));
-        if (token < valid) *(uint4*)(to + token * pitch + column) = vector;
     }
 }
 
@@ -416,16 +392,7 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
                 warpgroup_commit();
             }
             const float state_unit = s.state_unit[chain][warp];
-            if (Keep) {
-                constexpr int PIECES_OF_ROW = KD / 8;
-                operand* const to = p.states + (block.square_of(turn) * VD + first_column + 16 * warp) * KD;
-#pragma unroll
-                for (int i = 0; i < 16 * PIECES_OF_ROW / 32; ++i) {
-                    const u32 row = (32 * i + lane) / PIECES_OF_ROW, column = (32 * i + lane) % PIECES_OF_ROW * 8;
-                    *(uint4*)(to + row * KD + column) =
-                        *(const uint4*)(s.state[chain][column / SPAN].bytes + place_in_tile(16 * warp + row, column % SPAN));
-                }
-            }
+            if (Keep) store_rows(p.states + (block.square_of(turn) * VD + first_column) * KD, s.state[chain], warp, lane);
             warp_arrive(s.state_free + chain, lane);
             if (Output) {
                 warpgroup_wait<0>();
@@ -490,8 +457,10 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
         }
         if (Output) warp_arrive(s.output_free + stage, lane);
         if (thread == 0) {
-            barrier_wait(s.chain_free + stage, turn / TURNS & 1);
-            block.fill_chain(turn + TURNS);
+            if (CHAINS == 1) {
+                barrier_wait(s.chain_free + stage, turn / TURNS & 1);
+                block.fill_chain(turn + TURNS);
+            }
             if (Output) {
                 barrier_wait(s.output_free + stage, turn / TURNS & 1);
                 block.fill_output(turn + TURNS);
@@ -515,8 +484,9 @@ template <Pass Of> __device__ __forceinline__ void sweep(const ChunkSweepParams&
     if (threadIdx.x == 0) {
         for (int i = 0; i < TURNS; ++i) {
             barrier_init(s.chain_filled + i);
+            barrier_init(s.chain_free + i, 4);
+            s.chain_left[i] = 0;
             barrier_init(s.output_filled + i);
-            barrier_init(s.chain_free + i, 4 * CHAINS);
             barrier_init(s.output_free + i, 4);
         }
         for (int i = 0; i < CHAINS; ++i) {

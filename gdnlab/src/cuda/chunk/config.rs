@@ -5,6 +5,7 @@
 //! alone ([`Variant`]): a sequence gives the same bits whatever it is packed with. All else here changes how the work is
 //! spread, and no bit of a result.
 
+use super::gradient::HopperGradient;
 use super::sweep::HopperSweep;
 use super::{HEAD_DIMS, Mode};
 use crate::cuda::{Build, Gpu, source};
@@ -363,10 +364,13 @@ impl Config {
         Ok(builds)
     }
 
-    /// `chunk_sweep_hopper`, which takes the place of [`Config::forward`] on Hopper, in all shapes of blocks; none where it does
-    /// not take the model.
+    /// What takes the place of these on Hopper: `chunk_sweep_hopper` that of [`Config::forward`], in all shapes of blocks,
+    /// `chunk_backward_hopper` and `chunk_gradient_hopper`; none where they do not take the model.
     pub fn hopper_builds(&self) -> Result<Vec<Build>> {
-        HopperSweep::all(self, None).iter().map(HopperSweep::build).collect()
+        let gradient = HopperGradient::of(self);
+        let mut builds = HopperSweep::builds(self, None)?;
+        builds.extend(gradient.as_ref().map(HopperGradient::build).transpose()?);
+        Ok(builds)
     }
 
     fn build(&self, file: &str, own: &[(&'static str, usize)]) -> Result<Build> {

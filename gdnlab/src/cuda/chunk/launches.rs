@@ -1,7 +1,9 @@
 //! The launches of both passes.
 
+use super::backward::{BackwardMaps, BackwardParams};
 use super::config::{Card, Config};
 use super::fused::{Fused, FusedParams};
+use super::gradient::{GradientMaps, GradientParams, HopperGradient};
 use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Setup};
 use super::sweep::{HopperSweep, SweepMaps, SweepParams};
@@ -27,6 +29,10 @@ pub(super) enum Step {
     Fused(Function, Grid),
     /// `SweepParams`.
     Sweep(Function, Grid),
+    /// `BackwardParams`.
+    Backward(Function, Grid),
+    /// `GradientParams`.
+    Gradient(Function, Grid),
     /// `GateParams`.
     Gates(Function, Grid),
 }
@@ -35,9 +41,11 @@ pub(super) enum Step {
 pub(super) struct AllParams {
     pub chunk: ChunkParams,
     pub gates: GateParams,
-    /// For kernels that take them, and likewise the maps of a sweep on Hopper.
+    /// For kernels that take them, and likewise the maps of the kernels for Hopper.
     pub fused: Option<[TensorMap; 3]>,
     pub sweep: Option<SweepMaps>,
+    pub backward: Option<BackwardMaps>,
+    pub gradient: Option<GradientMaps>,
 }
 
 impl Step {
@@ -61,6 +69,16 @@ impl Step {
                 let sweep = SweepParams::of_all(params.sweep.ok_or_else(no_maps)?, chunk);
                 // SAFETY: as above.
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep) }
+            }
+            Self::Backward(kernel, grid) => {
+                let backward = BackwardParams { maps: params.backward.ok_or_else(no_maps)?, chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &backward) }
+            }
+            Self::Gradient(kernel, grid) => {
+                let gradient = GradientParams { maps: params.gradient.ok_or_else(no_maps)?, chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &gradient) }
             }
             // SAFETY: as above.
             Self::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &params.gates) },
@@ -102,7 +120,8 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps of the forward are those.
+    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps are those, and the gradient
+    /// is that of Hopper where there is one.
     pub fn new(
         gpu: &Gpu,
         config: &Config,
@@ -145,19 +164,35 @@ impl Launches {
             gate_parts: Self::parts_of_gates(setup),
         };
         if setup.backward {
-            let tile = config.gradient(&card)?;
-            let backward = gpu.module(&config.backward()?)?;
-            let gradient = gpu.module(&config.gradient_build(tile)?)?.function("chunk_gradient")?;
-            let of_chunk = grid([chunks, shape.qk_heads, 1], config.gradient_threads(), config.gradient_bytes(tile))?;
-            let blocks = [config.sweep_blocks(), shape.value_heads, segments];
-            let of_back = grid(blocks, config.sweep_threads(), config.sweep_bytes(true))?;
+            let backward = gpu.module(&hopper.map_or_else(|| config.backward(), HopperSweep::backward_build)?)?;
+            let of_back = |name| {
+                let kernel = backward.function(name)?;
+                Ok::<_, Error>(match hopper {
+                    Some(hopper) => Step::Backward(kernel, hopper.backward_grid(segments)?),
+                    None => {
+                        let blocks = [config.sweep_blocks(), shape.value_heads, segments];
+                        Step::Chunk(kernel, grid(blocks, config.sweep_threads(), config.sweep_bytes(true))?)
+                    }
+                })
+            };
             launches.states.push(of_forward("chunk_states", shape.value_dim, false)?);
             if let Some(joining) = &joining {
-                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, of_back));
+                launches.d_states.push(of_back("chunk_segment_starts")?);
                 launches.d_states.push(Step::Chunk(joining.function("chunk_join_d_states")?, join));
             }
-            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, of_back));
-            launches.gradient.push(Step::Chunk(gradient, of_chunk));
+            launches.d_states.push(of_back("chunk_backward")?);
+            launches.gradient.push(match hopper.and_then(|_| HopperGradient::of(config)) {
+                Some(gradient) => {
+                    let kernel = gpu.module(&gradient.build()?)?.function("chunk_gradient")?;
+                    Step::Gradient(kernel, gradient.grid(chunks * shape.qk_heads, &card)?)
+                }
+                None => {
+                    let tile = config.gradient(&card)?;
+                    let kernel = gpu.module(&config.gradient_build(tile)?)?.function("chunk_gradient")?;
+                    let (threads, bytes) = (config.gradient_threads(), config.gradient_bytes(tile));
+                    Step::Chunk(kernel, grid([chunks, shape.qk_heads, 1], threads, bytes)?)
+                }
+            });
             launches.add_gates(gpu, setup)?;
         }
         Ok(launches)

@@ -24,9 +24,11 @@
 //! Two runs give the same bits, and so does a sequence whatever it is packed with: no sum is taken with atomics, and what
 //! decides on the order of a sum follows from the mode, the head dimensions and the number of value heads ([`config`]).
 
+mod backward;
 pub mod config;
 mod fused;
 pub mod gdn2;
+mod gradient;
 mod kernel;
 mod launches;
 mod maps;
@@ -42,8 +44,10 @@ mod workspace;
 use super::{Build, Operator};
 use crate::Result;
 use crate::precision::Format;
+use backward::BackwardParams;
 use config::{Card, Config, Variant, Work};
 use fused::{Fused, FusedParams};
+use gradient::GradientParams;
 use params::{ChunkParams, GateParams};
 use sweep::SweepParams;
 
@@ -102,7 +106,7 @@ fn builds() -> Result<Vec<Build>> {
     Ok(all)
 }
 
-/// The sweeps for Hopper with the extremes of K and V, one chain and two.
+/// The sweeps for Hopper with the extremes of K and V, one chain and two, and what the backward has there.
 fn hopper_builds() -> Result<Vec<Build>> {
     use Format::{Bf16, F16};
     let [_, hopper, _] = CARDS;
@@ -137,7 +141,7 @@ pub(super) const OPERATOR: Operator = Operator {
     ],
 };
 
-/// The same of the sweeps for Hopper, which have the names of those for all GPUs.
+/// The same of the kernels for Hopper, which have the names of those for all GPUs.
 pub(super) const HOPPER_OPERATOR: Operator = Operator {
     name: "chunk-hopper",
     builds: hopper_builds,
@@ -145,6 +149,9 @@ pub(super) const HOPPER_OPERATOR: Operator = Operator {
         ("chunk_forward", size_of::<SweepParams<ChunkParams>>()),
         ("chunk_states", size_of::<SweepParams<ChunkParams>>()),
         ("chunk_segment_ends", size_of::<SweepParams<ChunkParams>>()),
+        ("chunk_backward", size_of::<BackwardParams<ChunkParams>>()),
+        ("chunk_segment_starts", size_of::<BackwardParams<ChunkParams>>()),
+        ("chunk_gradient", size_of::<GradientParams>()),
     ],
 };
 

@@ -1,8 +1,10 @@
 //! Both passes of a problem at the caller's addresses: the workspace, and the launches.
 
 use super::StateLayout;
+use super::backward::BackwardMaps;
 use super::config::{Card, Config, Work};
 use super::fused::Fused;
+use super::gradient::{GradientMaps, HopperGradient};
 use super::launches::{AllParams, Launches, start_all};
 use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Options, Setup};
@@ -84,7 +86,7 @@ pub struct Passes {
     launches: Launches,
     /// Where the forward is one sweep.
     fused: Option<Fused>,
-    /// Where the sweeps of the forward are those for Hopper.
+    /// Where the sweeps are those for Hopper.
     hopper: Option<(HopperSweep, WorkspaceMaps)>,
     side: Side,
     /// All but the tensors.
@@ -237,7 +239,7 @@ impl Passes {
         require("o", tensors.o, true)?;
         let fused = self.fused.map(|fused| fused.maps(&self.setup, tensors)).transpose()?;
         let (chunk, gates) = (self.with_tensors(tensors), GateParams::default());
-        Ok(AllParams { chunk, gates, fused, sweep: self.sweep_maps(tensors)? })
+        Ok(AllParams { chunk, gates, fused, sweep: self.sweep_maps(tensors)?, backward: None, gradient: None })
     }
 
     fn backward_params(&self, tensors: &Tensors, grads: &GradTensors) -> Result<AllParams> {
@@ -268,7 +270,9 @@ impl Passes {
             ..self.with_tensors(tensors)
         };
         let gates = self.gate_params(tensors, grads)?;
-        Ok(AllParams { chunk, gates, fused: None, sweep: self.sweep_maps(tensors)? })
+        let (sweep, backward, gradient) =
+            (self.sweep_maps(tensors)?, self.backward_maps(d_o)?, self.gradient_maps(&chunk)?);
+        Ok(AllParams { chunk, gates, fused: None, sweep, backward, gradient })
     }
 
     fn sweep_maps(&self, tensors: &Tensors) -> Result<Option<SweepMaps>> {
@@ -276,6 +280,21 @@ impl Passes {
             sweep.maps(workspace, self.setup.tokens(), tensors.v, None)
         };
         self.hopper.as_ref().map(maps).transpose()
+    }
+
+    fn backward_maps(&self, d_o: u64) -> Result<Option<BackwardMaps>> {
+        let maps = |(sweep, workspace): &(HopperSweep, WorkspaceMaps)| {
+            sweep.backward_maps(workspace, self.setup.tokens(), d_o)
+        };
+        self.hopper.as_ref().map(maps).transpose()
+    }
+
+    fn gradient_maps(&self, params: &ChunkParams) -> Result<Option<GradientMaps>> {
+        let kernels = self.hopper.as_ref().zip(HopperGradient::of(&self.config));
+        let maps = |((_, workspace), gradient): (&(HopperSweep, WorkspaceMaps), HopperGradient)| {
+            gradient.maps(workspace, self.setup.tokens(), params)
+        };
+        kernels.map(maps).transpose()
     }
 
     /// Refuses addresses that do not go with the options.

@@ -1,5 +1,5 @@
-//! The sweeps of the forward on Hopper, for GDN and GDN-2, by its matrix and copy instructions: which problems they take, and
-//! the shape of their launches.
+//! The sweeps on Hopper, for GDN and GDN-2, by its matrix and copy instructions: which problems they take, and the shape of the
+//! launches of the forward's ([`backward`](super::backward) has the other one's).
 //!
 //! `chunk_sweep_hopper.cu` takes the place of `chunk_forward.cu` there: kernels of the same names read the same workspace and
 //! give the same results, up to rounding. Which of the two runs follows from the model and the GPU ([`HopperSweep::takes`]),
@@ -20,7 +20,7 @@ const SPAN: usize = 64;
 const OPERAND_BYTES: usize = 2;
 /// A tile of 64 rows of 64 operands: T, the scores, v, U, o.
 const SQUARE_BYTES: usize = SPAN * SPAN * OPERAND_BYTES;
-/// Chunks that are in shared memory at once (`STAGES`).
+/// Chunks that are in shared memory at once (`TURNS`).
 const STAGES: usize = 2;
 /// Room for the coefficients of a chunk, and for those that o is multiplied by.
 const COEFFICIENT_BYTES: usize = 4096;
@@ -116,6 +116,12 @@ impl HopperSweep {
         let mut all = if Self::takes(&config.variant) { vec![of(usize::MAX), of(0)] } else { Vec::new() };
         all.dedup();
         all
+    }
+
+    /// The sources of all of them, and of the backward sweep.
+    pub fn builds(config: &Config, gates: Option<Format>) -> Result<Vec<Build>> {
+        let all = Self::all(config, gates);
+        all.iter().map(Self::build).chain(all.first().map(Self::backward_build)).collect()
     }
 
     /// `chunk_forward`, `chunk_states`, `chunk_retain` for GDN-2, and `chunk_segment_ends` where a sequence is cut.

@@ -297,10 +297,10 @@ impl Config {
         Ok(builds)
     }
 
-    /// `chunk_sweep_hopper`, which takes the place of [`Config::forward`] on Hopper, in all shapes of blocks; none where it does
-    /// not take the model.
+    /// What takes the place of the sweeps on Hopper: `chunk_sweep_hopper`, in all shapes of blocks, and
+    /// `chunk_backward_hopper`; none where they do not take the model.
     pub fn hopper_builds(&self) -> Result<Vec<Build>> {
-        HopperSweep::all(&self.sweep, Some(self.gates)).iter().map(HopperSweep::build).collect()
+        HopperSweep::builds(&self.sweep, Some(self.gates))
     }
 
     fn build(&self, file: &str, own: &[(&'static str, usize)]) -> Result<Build> {

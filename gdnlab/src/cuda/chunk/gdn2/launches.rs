@@ -3,6 +3,7 @@
 use super::config::{Config, Tiles};
 use super::params::{ChannelGateParams, Gdn2Params};
 use super::setup::Setup;
+use crate::cuda::chunk::backward::{BackwardMaps, BackwardParams};
 use crate::cuda::chunk::config::{Card, Config as Sweep};
 use crate::cuda::chunk::launches::{JOIN_THREADS, grid};
 use crate::cuda::chunk::sweep::{HopperSweep, SweepMaps, SweepParams};
@@ -19,6 +20,8 @@ pub(super) enum Step {
     Chunk(Function, Grid),
     /// `SweepParams` of that.
     Sweep(Function, Grid),
+    /// `BackwardParams` of that.
+    Backward(Function, Grid),
     /// `ChannelGateParams`.
     Gates(Function, Grid),
 }
@@ -30,6 +33,7 @@ pub(super) struct Params {
     pub gates: ChannelGateParams,
     /// For sweeps on Hopper.
     pub sweep: Option<SweepMaps>,
+    pub backward: Option<BackwardMaps>,
 }
 
 /// Starts kernels one after the other. Those of the chunk form wait by themselves for what is before them, so all but the
@@ -42,7 +46,7 @@ pub(super) unsafe fn start_all<'a>(
     steps: impl IntoIterator<Item = &'a Step>,
     params: &Params,
 ) -> Result<()> {
-    let Params { chunk, gates, sweep } = *params;
+    let Params { chunk, gates, sweep, backward } = *params;
     let no_maps = || Error::gpu("gdn2: a sweep for Hopper without maps of its tensors");
     for (number, step) in steps.into_iter().enumerate() {
         let early = number > 0;
@@ -54,6 +58,11 @@ pub(super) unsafe fn start_all<'a>(
                 let sweep = SweepParams::of_all(sweep.ok_or_else(no_maps)?, chunk);
                 // SAFETY: as above.
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep)? }
+            }
+            Step::Backward(kernel, grid) => {
+                let backward = BackwardParams { maps: backward.ok_or_else(no_maps)?, chunk };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, Grid { early, ..*grid }, &backward)? }
             }
             // SAFETY: as above.
             Step::Gates(kernel, grid) => unsafe { kernel.launch(stream, *grid, &gates)? },
@@ -75,7 +84,7 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps of the forward are those.
+    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps are those.
     pub fn new(
         gpu: &Gpu,
         config: &Config,
@@ -121,16 +130,22 @@ impl Launches {
             let tile = config.gradient(&Card::from(gpu))?;
             let back = if setup.retains() { &config.d_states_alone } else { &config.d_states };
             launches.states.push(of_forward("chunk_states", shape.value_dim, &config.states, Tiles::States)?);
-            let backward = gpu.module(&config.backward(back)?)?;
-            let of_back = grid_of(shape.value_dim, back, Tiles::Backward)?;
+            let backward = gpu.module(&hopper.map_or_else(|| config.backward(back), HopperSweep::backward_build)?)?;
+            let of_back = |name| {
+                let kernel = backward.function(name)?;
+                Ok::<_, Error>(match hopper {
+                    Some(hopper) => Step::Backward(kernel, hopper.backward_grid(table.segments())?),
+                    None => Step::Chunk(kernel, grid_of(shape.value_dim, back, Tiles::Backward)?),
+                })
+            };
             let gradient = gpu.module(&config.gradient_build(&tile)?)?.function("gdn2_gradient")?;
             let of_gradient = [chunks * config.gradient_blocks(&tile), heads, 1];
             let of_gradient = grid(of_gradient, config.gradient_threads(), config.gradient_bytes(&tile))?;
             if let Some(joining) = &joining {
-                launches.d_states.push(Step::Chunk(backward.function("chunk_segment_starts")?, of_back));
+                launches.d_states.push(of_back("chunk_segment_starts")?);
                 launches.d_states.push(Step::Chunk(joining.function("chunk_join_d_states")?, join));
             }
-            launches.d_states.push(Step::Chunk(backward.function("chunk_backward")?, of_back));
+            launches.d_states.push(of_back("chunk_backward")?);
             launches.gradient.push(Step::Chunk(gradient, of_gradient));
             launches.add_sums(gpu, config, setup)?;
         }

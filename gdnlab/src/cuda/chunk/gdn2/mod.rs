@@ -22,6 +22,7 @@ mod relay;
 mod setup;
 mod workspace;
 
+use super::backward::BackwardParams;
 use super::config::{Variant, Work};
 use super::sweep::SweepParams;
 use super::{CARDS, Mode};
@@ -115,6 +116,8 @@ pub(crate) const HOPPER_OPERATOR: Operator = Operator {
         ("chunk_retain", size_of::<SweepParams<Gdn2Params>>()),
         ("chunk_states", size_of::<SweepParams<Gdn2Params>>()),
         ("chunk_segment_ends", size_of::<SweepParams<Gdn2Params>>()),
+        ("chunk_backward", size_of::<BackwardParams<Gdn2Params>>()),
+        ("chunk_segment_starts", size_of::<BackwardParams<Gdn2Params>>()),
     ],
 };
 

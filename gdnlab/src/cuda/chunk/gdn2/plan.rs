@@ -9,7 +9,7 @@ use super::workspace::Workspace;
 use crate::cuda::chunk::config::Card;
 use crate::cuda::chunk::params::ChunkParams;
 use crate::cuda::chunk::passes::significand;
-use crate::cuda::chunk::sweep::{HopperSweep, SweepMaps};
+use crate::cuda::chunk::sweep::HopperSweep;
 use crate::cuda::chunk::table::{ChunkTable, DeviceTable, counted};
 use crate::cuda::chunk::tensor::DeviceTensor;
 use crate::cuda::{Buffer, Element, Event, Gpu, Stream};
@@ -93,7 +93,9 @@ impl Plan {
             setup,
         };
         plan.params = plan.all_params(table.chunks())?;
-        plan.params.sweep = hopper.map(|sweep| plan.sweep_maps(&sweep)).transpose()?;
+        if let Some(sweep) = &hopper {
+            plan.add_maps(sweep)?;
+        }
         // What was allocated on the GPU's stream may be used on another one from now on.
         gpu.synchronize()?;
         Ok(plan)
@@ -371,13 +373,18 @@ impl Plan {
             heads: params.chunk.value_heads,
             lower_bound,
         };
-        Ok(Params { chunk: params, gates, sweep: None })
+        Ok(Params { chunk: params, gates, sweep: None, backward: None })
     }
 
-    fn sweep_maps(&self, sweep: &HopperSweep) -> Result<SweepMaps> {
+    /// The maps of what the sweeps on Hopper read.
+    fn add_maps(&mut self, sweep: &HopperSweep) -> Result<()> {
         let Gdn2Params { chunk, w, write_keys, .. } = self.params.chunk;
-        let workspace = sweep.workspace_maps(&chunk, write_keys)?;
-        sweep.maps(&workspace, self.setup.tokens(), chunk.v, Some(w))
+        let (workspace, tokens) = (sweep.workspace_maps(&chunk, write_keys)?, self.setup.tokens());
+        self.params.sweep = Some(sweep.maps(&workspace, tokens, chunk.v, Some(w))?);
+        if self.setup.backward {
+            self.params.backward = Some(sweep.backward_maps(&workspace, tokens, chunk.d_o)?);
+        }
+        Ok(())
     }
 }
 
