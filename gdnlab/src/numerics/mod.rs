@@ -141,6 +141,11 @@ impl<'a> Calls<'a> {
         }
     }
 
+    /// How many there are.
+    pub fn count(self) -> usize {
+        self.each().len()
+    }
+
     fn each(self) -> Vec<Problem<'a>> {
         match self {
             Self::Problems(problems) => problems.each().collect(),

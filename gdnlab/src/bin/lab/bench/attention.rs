@@ -1,8 +1,8 @@
 //! `cargo lab bench attention`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
-use crate::sharding::Sharding;
+use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::{DoneIn, Sharding};
 use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -65,9 +65,9 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let known = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &known);
         let environment = Environment::detect();
+        let recorded = self.sharding.recorded(&data, &DoneIn::Any(SUITE), self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let mut kept = Vec::new();
         let mut keep = |row: &Row| {
             if let Some(record) = row.record(&ceilings, &environment) {
@@ -79,8 +79,7 @@ impl Args {
             Ok(())
         };
         let mut said = Said::default();
-        let recorded = if self.again { &[][..] } else { &known };
-        let finished = run(&cases, &backends, &mut timer, recorded, &mut keep, |step| {
+        let finished = run(&cases, &backends, &mut timer, &recorded.done, &mut keep, |step| {
             said.step(step);
             interrupt.control()
         })?;

@@ -1,8 +1,8 @@
 //! `cargo lab bench gdn2`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
-use crate::sharding::Sharding;
+use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::{DoneIn, Sharding};
 use gdnlab::bench::gdn2::{Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -71,9 +71,9 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let known = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &known);
         let environment = Environment::detect();
+        let recorded = self.sharding.recorded(&data, &DoneIn::Any(SUITE), self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let report = Report { ceilings: &ceilings };
         let mut keep = |row: &Row| {
             let record = row.record(&ceilings, &environment);
@@ -86,8 +86,7 @@ impl Args {
             print(&Report::heading())?;
         }
         let mut said = Said::default();
-        let recorded = if self.again { &[][..] } else { &known };
-        let finished = run(&cases, &kernels, &mut timer, self.each_kernel, recorded, &mut keep, |step| {
+        let finished = run(&cases, &kernels, &mut timer, self.each_kernel, &recorded.done, &mut keep, |step| {
             said.step(step);
             interrupt.control()
         })?;

@@ -1,8 +1,8 @@
 //! `cargo lab bench ladder`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
-use crate::sharding::Sharding;
+use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::{DoneIn, Sharding};
 use gdnlab::bench::ladder::{Finished, Outcome, Report, Rung, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
@@ -66,10 +66,9 @@ impl Args {
         let gpu = Gpu::shared()?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut Timer::new(gpu, Budget::default())?, &mut || interrupt.control())?;
-        let records = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &records);
-        let known = if self.again { &[][..] } else { &records };
         let environment = Environment::detect();
+        let recorded = self.sharding.recorded(&data, &DoneIn::Any(SUITE), self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let mut kept = Vec::new();
         let keep = |row: &gdnlab::bench::ladder::Row| {
             if let Some(record) = row.record(&batch, &ceilings, &environment) {
@@ -82,7 +81,7 @@ impl Args {
             Ok(())
         };
         let mut said = Said::default();
-        let finished = run(&rungs, &batch, gpu, known, keep, |step| {
+        let finished = run(&rungs, &batch, gpu, &recorded.done, keep, |step| {
             said.step(step);
             interrupt.control()
         })?;
