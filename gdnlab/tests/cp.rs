@@ -34,7 +34,7 @@ fn lab(arguments: &[&str]) -> Command {
     for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK"] {
         command.env_remove(name);
     }
-    ["SLURM_PROCID", "SLURM_NTASKS"].iter().for_each(|name| drop(command.env_remove(name)));
+    command.env_remove("SLURM_PROCID").env_remove("SLURM_NTASKS");
     command
 }
 

@@ -33,7 +33,7 @@ pub fn to_json_lines(records: &[Record]) -> Result<String> {
 /// [`Error::Input`] with the line's number and what was expected: for broken JSON, another schema version, a missing,
 /// unknown or mistyped field, and a last line that was cut short.
 pub fn parse(text: &str, origin: &Path) -> Result<Vec<Record>> {
-    let cut_short = !text.is_empty() && !text.ends_with('\n');
+    let cut_short = whole_lines(text.as_bytes()) < text.len();
     let last = text.lines().count();
     text.lines()
         .enumerate()

@@ -8,6 +8,10 @@ use gdnlab::sweep::missing_parts;
 use std::fmt::Write;
 use std::process::ExitCode;
 
+/// Why records were left out.
+const REPEATED: &str = "whose line is there once more";
+const OLDER: &str = "measured again later";
+const OTHER_MACHINE: &str = "of another machine";
 /// Of the records that were left out for one reason, so many are shown.
 const EXAMPLES: usize = 3;
 
@@ -77,13 +81,8 @@ impl Args {
 
 fn summary(merged: &Merged, output: &str) -> String {
     let mut text = String::new();
-    let reasons: [(&str, fn(&Dropped) -> bool); 3] = [
-        ("whose line is there once more", |dropped| matches!(dropped.why, Why::Repeated(_))),
-        ("measured again later", |dropped| matches!(dropped.why, Why::Older(_))),
-        ("of another machine", |dropped| matches!(dropped.why, Why::OtherMachine(_))),
-    ];
-    for (reason, is_it) in reasons {
-        let dropped: Vec<&Dropped> = merged.dropped.iter().filter(|dropped| is_it(dropped)).collect();
+    for reason in [REPEATED, OLDER, OTHER_MACHINE] {
+        let dropped: Vec<&Dropped> = merged.dropped.iter().filter(|dropped| in_words(&dropped.why) == reason).collect();
         if dropped.is_empty() {
             continue;
         }
@@ -108,4 +107,12 @@ fn summary(merged: &Merged, output: &str) -> String {
         }
     }
     text
+}
+
+fn in_words(why: &Why) -> &'static str {
+    match why {
+        Why::Repeated(_) => REPEATED,
+        Why::Older(_) => OLDER,
+        Why::OtherMachine(_) => OTHER_MACHINE,
+    }
 }

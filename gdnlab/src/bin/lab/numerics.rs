@@ -2,7 +2,7 @@
 
 use crate::checkout::Checkout;
 use crate::output::{note, open_case, print};
-use crate::sharding::{DoneIn, Sharding};
+use crate::sharding::{Done, Sharding};
 use crate::size::Size;
 use gdnlab::bench::SeqLens;
 use gdnlab::chunked::Chunked;
@@ -13,7 +13,7 @@ use gdnlab::memory::require;
 use gdnlab::numerics::{self, Calls, DAY1_HEADS, DAY1_SHAPES, Given, Problems, Step, Sweep};
 use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
-use gdnlab::record::{Environment, Errors, Record, experiment_name, keep, to_json_lines};
+use gdnlab::record::{Environment, Errors, Measurement, Record, experiment_name, keep, to_json_lines};
 use gdnlab::{Error, Result};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -171,7 +171,8 @@ impl Args {
         };
         let checkout = Checkout::find()?;
         let data = checkout.root().join("data");
-        let count = DoneIn::Own(experiment);
+        let is_it = |measurement: &Measurement| matches!(measurement, Measurement::Numerics(_));
+        let count = Done { experiment, anywhere: false, is_it };
         let known = self.sharding.recorded(&data, &count, self.again, &Environment::detect())?.done;
         let mut path = None;
         let keep_one = |records: &[Record]| {

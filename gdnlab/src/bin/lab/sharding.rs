@@ -2,7 +2,7 @@
 
 use crate::output::{note, recorded_files};
 use gdnlab::Result;
-use gdnlab::record::{Environment, Held, Record};
+use gdnlab::record::{Environment, Held, Measurement, Record};
 use gdnlab::sweep::Shard;
 use std::path::Path;
 
@@ -16,12 +16,15 @@ pub struct Sharding {
     shard: Option<Shard>,
 }
 
-/// Which files' records count as done.
-pub enum DoneIn<'a> {
-    /// Those of this experiment, in parts or whole; where a part is asked for, in parts, so that these are the sweep.
-    Own(&'a str),
-    /// All; where a part is asked for, those of the parts of this experiment.
-    Any(&'a str),
+/// Which records count as done. Where a part is asked for, those in files of parts of the experiment, so that these are the
+/// sweep.
+pub struct Done<'a> {
+    /// The experiment.
+    pub experiment: &'a str,
+    /// Whether without a part all files count, or only those of the experiment.
+    pub anywhere: bool,
+    /// Whether it is what the command measures.
+    pub is_it: fn(&Measurement) -> bool,
 }
 
 /// What is recorded.
@@ -61,13 +64,14 @@ impl Sharding {
     }
 
     /// What the folder `data` holds. The person is told which files hold something that counts as done, or why nothing does.
-    pub fn recorded(&self, data: &Path, count: &DoneIn<'_>, again: bool, now: &Environment) -> Result<Recorded> {
+    pub fn recorded(&self, data: &Path, count: &Done<'_>, again: bool, now: &Environment) -> Result<Recorded> {
         let files = recorded_files(data)?;
         let mut done = Vec::new();
         if !again {
             say_if_nothing_counts(now);
             let counted = files.iter().filter(|held| self.counts(&held.path, count));
-            let of_now = counted.map(|held| (held, of_commit(held, now))).filter(|(_, records)| !records.is_empty());
+            let of_now =
+                counted.map(|held| (held, of_commit(held, count, now))).filter(|(_, records)| !records.is_empty());
             for (held, mut records) in of_now {
                 let name = held.path.file_name().unwrap_or_default().to_string_lossy();
                 note(format_args!("not measured again: what data/{name} holds of this commit ({})", records.len()));
@@ -77,22 +81,19 @@ impl Sharding {
         Ok(Recorded { all: files.into_iter().flat_map(|held| held.records).collect(), done })
     }
 
-    fn counts(&self, path: &Path, count: &DoneIn<'_>) -> bool {
+    fn counts(&self, path: &Path, count: &Done<'_>) -> bool {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        match (count, self.shard.is_some_and(|shard| !shard.is_whole())) {
-            (DoneIn::Any(experiment) | DoneIn::Own(experiment), true) => Shard::is_of(&name, experiment, false),
-            (DoneIn::Own(experiment), false) => Shard::is_of(&name, experiment, true),
-            (DoneIn::Any(_), false) => true,
-        }
+        let is_part = self.shard.is_some_and(|shard| !shard.is_whole());
+        !is_part && count.anywhere || Shard::is_of(&name, count.experiment, !is_part)
     }
 }
 
 /// The records of this code and CPU, whichever GPU they are of.
-fn of_commit(held: &Held, now: &Environment) -> Vec<Record> {
+fn of_commit(held: &Held, count: &Done<'_>, now: &Environment) -> Vec<Record> {
     let is_of = |record: &&Record| {
         let mut there = now.clone();
         there.machine.gpu = record.environment.machine.gpu.clone();
-        record.is_of(&there)
+        record.is_of(&there) && (count.is_it)(&record.measurement)
     };
     held.records.iter().filter(is_of).cloned().collect()
 }

@@ -23,6 +23,9 @@ const AT_ONCE: usize = 16;
 /// For how long a store that does not answer is asked again.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Where machines in a cloud ask for the credentials of their role.
+const ROLES: &str = "169.254.169.254";
+
 /// A place in a store.
 struct Place {
     store: Arc<dyn ObjectStore>,
@@ -47,7 +50,7 @@ pub fn is_address(text: &str) -> bool {
 /// [`Error::Input`] where the address is none, the store refuses or does not answer, or no file is there.
 pub fn sources(address: &str) -> Result<Vec<Source>> {
     let place = Place::of(address)?;
-    let complaint = |error: object_store::Error| Error::input(format!("{address}: {error}"));
+    let complaint = |error| refused(address, &error);
     let runtime = runtime()?;
     let paths = if place.last.is_empty() || place.last.contains('*') {
         if !place.lists {
@@ -84,8 +87,23 @@ pub fn write(address: &str, text: String) -> Result<()> {
         Err(object_store::Error::AlreadyExists { .. }) => Err(Error::input(format!(
             "{address}: exists already, and records are never edited afterwards: choose another name"
         ))),
-        Err(error) => Err(Error::input(format!("{address}: {error}"))),
+        Err(error) => Err(refused(address, &error)),
     }
+}
+
+/// What a store answered, in one line.
+fn refused(address: &str, error: &object_store::Error) -> Error {
+    let text = error.to_string();
+    let said = text.lines().next().unwrap_or_default();
+    let hint = match error {
+        object_store::Error::NotFound { .. } => "; there is no such file",
+        _ if text.contains(ROLES) => {
+            "; the environment holds no credentials, such as AWS_ACCESS_KEY_ID (or, for what is public, AWS_SKIP_SIGNATURE=true), \
+             and this machine has no role in the cloud"
+        }
+        _ => "",
+    };
+    Error::input(format!("{address}: {said}{hint}"))
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
@@ -110,7 +128,7 @@ impl Place {
         }
         let (scheme, path) = ObjectStoreScheme::parse(&url).map_err(|error| expected(error.to_string()))?;
         let lists = scheme != ObjectStoreScheme::Http;
-        let store = store(scheme, &url).map_err(|error| Error::input(format!("{address}: {error}")))?;
+        let store = store(scheme, &url).map_err(|error| refused(address, &error))?;
         let at = address.rfind('/').map_or(0, |slash| slash + 1);
         let (folder, last) = (address[..at].to_owned(), address[at..].to_owned());
         let Some(store) = store else { return Err(expected("no such store".to_owned())) };

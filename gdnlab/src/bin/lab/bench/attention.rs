@@ -2,17 +2,20 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
-use crate::sharding::{DoneIn, Sharding};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment};
+use gdnlab::record::{self, Environment, Measurement};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-attention";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Attention(_)) };
 
 /// Time causal attention on the GPU, forward and backward: the cases of Day 2.
 ///
@@ -66,7 +69,7 @@ impl Args {
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
         let environment = Environment::detect();
-        let recorded = self.sharding.recorded(&data, &DoneIn::Any(SUITE), self.again, &environment)?;
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
         let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let mut kept = Vec::new();
         let mut keep = |row: &Row| {

@@ -3,14 +3,14 @@
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
 use crate::peers::Python;
-use crate::sharding::{DoneIn, Sharding};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::gdn::{Finished, Outcome, Row, run};
 use gdnlab::bench::peers::TimedPeer;
 use gdnlab::bench::report::Report;
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Case, Ceilings, Heads, SeqLens, Subject, Suite, Timer, subjects};
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment, Pass, Record};
+use gdnlab::record::{self, Environment, Measurement, Pass, Record};
 use gdnlab::sweep::Known;
 use gdnlab::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,9 @@ use std::str::FromStr;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-gdn";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Bench(_)) };
 
 /// Time GDN kernels on the GPU: forward and backward of published workloads or of any shape.
 ///
@@ -148,7 +151,7 @@ impl Args {
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
         let environment = Environment::detect();
-        let recorded = self.sharding.recorded(&data, &DoneIn::Any(SUITE), self.again, &environment)?;
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
         let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let known = Known::new(&recorded.done, &environment);
 

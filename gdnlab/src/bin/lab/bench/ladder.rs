@@ -2,18 +2,21 @@
 
 use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, print};
-use crate::sharding::{DoneIn, Sharding};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::ladder::{Finished, Outcome, Report, Rung, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cost::model::Batch;
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment};
+use gdnlab::record::{self, Environment, Measurement};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-ladder";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Ladder(_)) };
 /// Name of the file for the kernels of a step.
 const KERNELS: &str = "bench-kernels";
 
@@ -67,7 +70,7 @@ impl Args {
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut Timer::new(gpu, Budget::default())?, &mut || interrupt.control())?;
         let environment = Environment::detect();
-        let recorded = self.sharding.recorded(&data, &DoneIn::Any(SUITE), self.again, &environment)?;
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
         let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let mut kept = Vec::new();
         let keep = |row: &gdnlab::bench::ladder::Row| {
