@@ -24,17 +24,17 @@ const SMALL: [&str; 12] = [
     "even",
 ];
 /// One that takes seconds.
-const LONG: [&str; 8] = ["--seqlens", "1x30000", "--heads", "4", "--dims", "64,64", "--kernel", "reference"];
+const LONG: [&str; 10] =
+    ["--seqlens", "1x30000", "--heads", "4", "--dims", "64,64", "--kernel", "reference", "--op", "gdn"];
 
 /// The command without the variables of whatever started this test.
 fn lab(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
     command.arg("cp").args(arguments);
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"]
-    {
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK"] {
         command.env_remove(name);
     }
+    command.env_remove("SLURM_PROCID").env_remove("SLURM_NTASKS");
     command
 }
 
@@ -65,6 +65,7 @@ fn ranks_that_are_threads_and_ranks_that_are_processes_give_the_same_bits() {
         let threads = lab(&arguments("virtual")).output().unwrap();
         let (of_threads, said) = texts(&threads);
         assert!(threads.status.success() && said.contains("3 virtual ranks, threads"), "{said}");
+        assert!(said.contains("holds: ") && said.contains("expected below 4.0e-3"), "{said}");
         let processes = lab(&arguments("tcp")).output().unwrap();
         let (of_processes, said) = texts(&processes);
         assert!(processes.status.success() && said.contains("3 ranks, processes joined by sockets"), "{said}");
@@ -161,6 +162,43 @@ fn ranks_of_another_launcher_find_each_other() {
 }
 
 #[test]
+fn both_operators_are_tested_unless_one_is_asked_for() {
+    let small = ["--ranks", "2", "--seqlens", "65+65", "--heads", "1", "--dims", "16,16", "--json"];
+    let output = lab(&[&small[..], &["--kernel", "cpu-chunk-f16-internals"]].concat()).output().unwrap();
+    let (json, said) = texts(&output);
+    assert!(output.status.success(), "{said}");
+    let ops: Vec<Value> = found(&json).iter().map(|record| record["op"].clone()).collect();
+    assert_eq!((ops.len(), &ops[0], &ops[16]), (17, &"gdn".into(), &"gdn2".into()), "{ops:?}");
+    assert!(
+        said.ends_with("holds: 17 tensors have every bit of a single run, as no sequence crosses a border\n"),
+        "{said}"
+    );
+}
+
+/// Rank 0 waits for rank 1, and rank 1 for rank 2: both name rank 2, wherever it stopped.
+#[test]
+fn a_rank_that_hangs_under_another_launcher_is_named_by_all_others() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str| {
+        let mut command = lab(&[&["--timeout", "8"][..], &LONG].concat());
+        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "3")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let [first, second, mut third] = ["0", "1", "2"].map(start);
+    std::thread::sleep(Duration::from_millis(500));
+    signal("-STOP", &third.id().to_string());
+    let others = [first, second].map(|rank| rank.wait_with_output().unwrap());
+    third.kill().unwrap();
+    third.wait().unwrap();
+    for output in others {
+        let (_, said) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("error: rank 2 ha"), "{said}");
+    }
+}
+
+#[test]
 fn variables_that_do_not_fit_are_refused_in_words() {
     let refused = |variables: &[(&str, &str)], arguments: &[&str], expected: &str| {
         let output = lab(arguments).envs(variables.iter().copied()).output().unwrap();
@@ -173,6 +211,10 @@ fn variables_that_do_not_fit_are_refused_in_words() {
     refused(&two, &["--ranks", "3"], "--ranks 3, but torchrun started 2");
     refused(&two, &["--transport", "virtual", "--kernel", "cpu-chunk-fp32"], "expected auto, tcp or nccl");
     refused(&[], &["--cut", "5+6", "--ranks", "2"], "10240 tokens");
+    refused(&[], &["--seqlens", "0"], "expected at least one token");
+    refused(&[], &["--timeout", "10000000000"], "seconds of 30 days at most");
+    refused(&[], &["--ranks", "5000", "--kernel", "cpu-chunk-fp32"], "at most 256 virtual ranks");
+    refused(&[], &["--ranks", "300", "--transport", "tcp", "--kernel", "cpu-chunk-fp32"], "at most 64 processes");
     refused(&[], &["--transport", "nccl", "--kernel", "cpu-chunk-fp32"], "a GPU for each rank");
     refused(&[], &["--kernel", "cuda-chunk-bf16", "--op", "gdn2"], "does not implement gdn2");
 }

@@ -18,11 +18,27 @@ fn checkout() -> TempDir {
 }
 
 fn lab(checkout: &TempDir, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_lab"))
-        .args(arguments)
-        .env("CARGO_MANIFEST_DIR", checkout.path().join("gdnlab"))
-        .output()
-        .unwrap()
+    command(checkout, arguments).output().unwrap()
+}
+
+fn command(checkout: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
+    command.args(arguments).env("CARGO_MANIFEST_DIR", checkout.path().join("gdnlab"));
+    command
+}
+
+/// The same where git says that nothing was changed since a commit, whatever it is.
+fn sweep_of_a_commit(checkout: &TempDir, more: &[&str]) -> Output {
+    use std::os::unix::fs::PermissionsExt;
+    let git = checkout.path().join("git");
+    if !git.exists() {
+        std::fs::write(&git, "#!/bin/sh\ncase \"$*\" in *rev-parse*) echo 0123456789abcdef ;; esac\n").unwrap();
+        std::fs::set_permissions(&git, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", checkout.path().display(), std::env::var("PATH").unwrap());
+    let output = command(checkout, &[&SWEEP[..], more].concat()).env("PATH", path).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    output
 }
 
 const SWEEP: [&str; 10] =
@@ -72,13 +88,15 @@ fn the_merged_parts_of_a_sweep_are_the_sweep() {
     assert_eq!((std::fs::read(&parts[0]).unwrap(), files_in(&data)), (before, parts.clone()));
 
     let one = here.path().join("one.jsonl");
-    let arguments = ["merge", data.to_str().unwrap(), parts[1].to_str().unwrap(), "-o", one.to_str().unwrap()];
+    let folder = format!("file://{}", data.display());
+    let arguments = ["merge", &folder, parts[1].to_str().unwrap(), "-o", one.to_str().unwrap()];
     let merged = lab(&here, &arguments);
     assert_eq!(merged.status.code(), Some(0), "{}", text(&merged.stderr));
     assert_eq!(content(&read(&one).unwrap()), content(&whole));
     let said = text(&merged.stdout);
-    assert_eq!(said.matches("dropped /").count(), 2 * 8, "{said}");
-    assert!(said.contains("numerics op=gdn kernel=cpu-chunk-") && said.contains("the same line as"), "{said}");
+    assert!(said.starts_with("dropped 16 whose line is there once more:\n  /"), "{said}");
+    assert_eq!(said.matches("numerics op=gdn kernel=cpu-chunk-").count(), 3, "{said}");
+    assert!(said.contains("the same line as") && said.contains("\n  and 13 more\n"), "{said}");
     assert!(said.contains("one.jsonl: 48 records, 16 dropped"), "{said}");
     let again = lab(&here, &arguments);
     assert_eq!(again.status.code(), Some(2));
@@ -90,7 +108,9 @@ fn a_part_without_cases_is_no_failure_but_one_that_does_not_exist_is() {
     let here = checkout();
     let empty = sweep(&here, &["--save", "errors", "--shard", "5/8"]);
     assert_eq!(empty.status.code(), Some(0), "{}", text(&empty.stderr));
-    assert!(text(&empty.stderr).contains("nothing was missing"), "{}", text(&empty.stderr));
+    let said = "part 5/8: 0 of 3 cases, so there is nothing to do: there are more parts than cases\n";
+    assert!(text(&empty.stderr).starts_with(said), "{}", text(&empty.stderr));
+    assert!(!text(&empty.stderr).contains("missing"), "{}", text(&empty.stderr));
     for part in ["0/2", "3/2", "2", "a/b"] {
         let refused = sweep(&here, &["--shard", part]);
         assert_eq!(refused.status.code(), Some(2), "{part}");
@@ -100,12 +120,46 @@ fn a_part_without_cases_is_no_failure_but_one_that_does_not_exist_is() {
     std::fs::create_dir_all(here.path().join("data")).unwrap();
     let bench = lab(&here, &["bench", "gdn", "--shape", "1x64:1,1", "--shard", "3/3"]);
     assert_eq!(bench.status.code(), Some(0), "{}", text(&bench.stderr));
-    assert_eq!(text(&bench.stderr), "part 3/3: 0 of 2 cases\n");
-    let store = lab(&here, &["merge", "s3://bucket/errors.jsonl", "-o", "one.jsonl"]);
-    assert_eq!(store.status.code(), Some(2));
-    assert!(text(&store.stderr).contains("copy the files here first"), "{}", text(&store.stderr));
-    let to_store = lab(&here, &["merge", "data", "-o", "s3://bucket/one.jsonl"]);
-    assert_eq!(to_store.status.code(), Some(2));
-    assert!(text(&to_store.stderr).contains("expected a path"), "{}", text(&to_store.stderr));
-    assert!(!here.path().join("s3:").exists());
+    assert!(text(&bench.stderr).starts_with("part 3/3: 0 of 2 cases, so"), "{}", text(&bench.stderr));
+    for name in ["", "../evil", "a/b"] {
+        let refused = sweep(&here, &["--save", name]);
+        assert_eq!(refused.status.code(), Some(2), "{name}");
+        assert!(text(&refused.stderr).contains("expected the name of an experiment"), "{}", text(&refused.stderr));
+    }
+}
+
+/// What another experiment holds of the same commit is not taken for a part's.
+#[test]
+fn the_merged_parts_are_the_sweep_whatever_else_is_recorded_and_wherever_one_stopped() {
+    let here = checkout();
+    let other = sweep_of_a_commit(&here, &["--save", "other", "--json"]);
+    let whole = parse(text(&other.stdout), Path::new("standard output")).unwrap();
+    for part in ["1/2", "2/2"] {
+        let done = sweep_of_a_commit(&here, &["--save", "errors", "--shard", part]);
+        assert!(!text(&done.stderr).contains("data/other"), "{}", text(&done.stderr));
+    }
+    // An interrupted write, and another try in other parts.
+    let data = here.path().join("data");
+    let first = files_in(&data).remove(0);
+    let lines = std::fs::read(&first).unwrap();
+    std::fs::write(&first, &lines[..lines.len() - 30]).unwrap();
+    for part in ["1/3", "2/3", "3/3"] {
+        let resumed = sweep_of_a_commit(&here, &["--save", "errors", "--shard", part]);
+        let said = text(&resumed.stderr);
+        assert!(said.contains("warning: ") && said.contains(":32: cut short"), "{said}");
+        assert!(said.contains("not measured again: what data/errors-part1of2_") && said.contains("(31)"), "{said}");
+        assert!(!said.contains("data/other"), "{said}");
+        assert_eq!(said.contains("records: data/errors-part"), part == "3/3", "{said}");
+    }
+    let files = files_in(&data);
+    let parts: Vec<&str> =
+        files.iter().filter_map(|path| path.to_str()).filter(|path| path.contains("-part")).collect();
+    let one = here.path().join("one.jsonl");
+    let merged = lab(&here, &[&["merge", "-o", one.to_str().unwrap()][..], &parts].concat());
+    assert_eq!(merged.status.code(), Some(0), "{}", text(&merged.stderr));
+    assert_eq!(content(&read(&one).unwrap()), content(&whole));
+    // The own part goes on behind what was cut short.
+    let own = sweep_of_a_commit(&here, &["--save", "errors", "--shard", "1/2", "--again"]);
+    assert!(text(&own.stderr).contains("records: data/errors-part1of2"), "{}", text(&own.stderr));
+    assert!(read(&first).is_ok());
 }

@@ -173,17 +173,39 @@ impl<'a> Trial<'a> {
 /// error stays within [`LIMIT`] where one does. In words where they do not.
 pub fn complaints(records: &[Record]) -> Vec<String> {
     let of = |record: &Record| {
-        let Measurement::Cp(cp) = &record.measurement else { return None };
-        let CpFound::Exactness(found) = &cp.found else { return None };
+        let (cp, found) = exactness_of(record)?;
+        let op = record.workload.op.as_deref().unwrap_or_default();
         if cp.crossings == 0 && found.differing > 0 {
             return Some(format!(
-                "{}: {} of {} elements have other bits than a single run, and no sequence crosses a border",
+                "{op} {}: {} of {} elements have other bits than a single run, and no sequence crosses a border",
                 found.tensor, found.differing, found.elements
             ));
         }
         let beyond = found.rel_rms >= LIMIT || found.rel_rms.is_nan();
-        (cp.crossings > 0 && beyond)
-            .then(|| format!("{}: relative RMS error {:.2e}, expected below {LIMIT:.1e}", found.tensor, found.rel_rms))
+        (cp.crossings > 0 && beyond).then(|| {
+            format!("{op} {}: relative RMS error {:.2e}, expected below {LIMIT:.1e}", found.tensor, found.rel_rms)
+        })
     };
     records.iter().filter_map(of).collect()
+}
+
+/// What holds of records of exactness that have no [`complaints`], in words; none where there are no such records.
+pub fn verdict(records: &[Record]) -> Option<String> {
+    let (crossed, whole): (Vec<_>, Vec<_>) =
+        records.iter().filter_map(exactness_of).partition(|(cp, _)| cp.crossings > 0);
+    let largest = crossed.iter().map(|(_, found)| found.rel_rms).fold(0.0, f64::max);
+    let of_crossed = format!(
+        "{} tensors of sequences that cross borders have relative RMS errors of at most {largest:.2e}, expected below {LIMIT:.1e}",
+        crossed.len()
+    );
+    let of_whole = format!("{} tensors have every bit of a single run, as no sequence crosses a border", whole.len());
+    let parts = [(whole.is_empty(), of_whole), (crossed.is_empty(), of_crossed)];
+    let parts: Vec<String> = parts.into_iter().filter(|(is_empty, _)| !is_empty).map(|(_, words)| words).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn exactness_of(record: &Record) -> Option<(&Cp, &CpExactness)> {
+    let Measurement::Cp(cp) = &record.measurement else { return None };
+    let CpFound::Exactness(found) = &cp.found else { return None };
+    Some((cp, found))
 }

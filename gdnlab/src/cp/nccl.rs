@@ -1,7 +1,9 @@
 //! Ranks that are processes with a GPU each, joined by NCCL.
 
 use super::World;
-use super::exchange::{DeviceBytes, Exchange, silent};
+use super::exchange::{DeviceBytes, Exchange};
+use super::frame::Doing;
+use super::meet::Terms;
 use super::tcp::Tcp;
 use crate::Result;
 use crate::cuda::nccl::{self, Communicator, UniqueId};
@@ -23,15 +25,15 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Meets all ranks of `world`, each with a GPU of its own: that of its process. Here and later, a rank that says nothing
-    /// for `timeout` is given up.
+    /// Meets all ranks of `world`, which were started with the same `terms`, each with a GPU of its own: that of its process.
+    /// Here and later, a rank that says nothing for `timeout` is given up.
     ///
     /// # Errors
-    /// [`crate::Error::Gpu`] where there is no GPU or no NCCL, [`crate::Error::Rank`] where a rank does not come.
-    pub fn join(world: &World, timeout: Duration) -> Result<Self> {
+    /// [`crate::Error::Gpu`] where there is no GPU or no NCCL, otherwise as [`Tcp::join`].
+    pub fn join(world: &World, terms: &Terms, timeout: Duration) -> Result<Self> {
         let gpu = Gpu::shared()?;
         let library = nccl::Nccl::open()?;
-        let (ranks, announced) = Tcp::hearing(world, timeout, || Ok(library.unique_id()?.to_bytes()))?;
+        let (ranks, announced) = Tcp::hearing(world, terms, timeout, || Ok(library.unique_id()?.to_bytes()))?;
         let id = UniqueId::from_bytes(&announced)?;
         let communicator = library.join(gpu, id, world.rank, world.ranks)?;
         let mut places = gpu.alloc(PLACE * world.ranks)?;
@@ -48,9 +50,10 @@ impl Nccl {
     }
 
     fn wait(&self, peer: usize) -> Result<()> {
+        let _waits = self.ranks.does(Doing::WaitsFor(peer));
         self.communicator.wait(|elapsed| {
             self.ranks.expect_alive(peer)?;
-            if elapsed > self.timeout { Err(silent(peer, self.timeout)) } else { Ok(()) }
+            if elapsed > self.timeout { Err(self.ranks.hanging()) } else { Ok(()) }
         })
     }
 }
@@ -109,13 +112,11 @@ impl Exchange for Nccl {
     }
 
     fn wait_for_gpu(&self) -> Result<()> {
-        let others = || (0..self.ranks()).filter(|peer| *peer != self.rank());
+        let mut others = (0..self.ranks()).filter(|peer| *peer != self.rank());
+        let _waits = self.ranks.does(Doing::WaitsForAll);
         self.communicator.wait(|elapsed| {
-            others().try_for_each(|peer| self.ranks.expect_alive(peer))?;
-            match others().next() {
-                Some(peer) if elapsed > self.timeout => Err(silent(peer, self.timeout)),
-                _ => Ok(()),
-            }
+            others.clone().try_for_each(|peer| self.ranks.expect_alive(peer))?;
+            if elapsed > self.timeout && others.next().is_some() { Err(self.ranks.hanging()) } else { Ok(()) }
         })
     }
 }
@@ -130,7 +131,7 @@ mod tests {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let meeting = ("127.0.0.1".to_owned(), port);
         let world = World { rank: 0, ranks: 1, local_rank: 0, meeting, launcher: "a test" };
-        let nccl = Nccl::join(&world, Duration::from_secs(60)).unwrap();
+        let nccl = Nccl::join(&world, &Terms::default(), Duration::from_secs(60)).unwrap();
         println!("NCCL {} on {}", nccl.version().unwrap(), nccl.communicator.gpu().name);
         assert_eq!((nccl.rank(), nccl.ranks(), nccl.transport()), (0, 1, "nccl"));
         let gpu = nccl.communicator.gpu();
@@ -153,7 +154,7 @@ mod tests {
     impl Nccl {
         /// There is no peer that could end.
         fn wait_for_tests(&self) -> Result<()> {
-            self.communicator.wait(|elapsed| if elapsed > self.timeout { Err(silent(0, self.timeout)) } else { Ok(()) })
+            self.communicator.wait(|elapsed| if elapsed > self.timeout { Err(self.ranks.hanging()) } else { Ok(()) })
         }
     }
 }

@@ -49,19 +49,38 @@ const LAUNCHERS: [Names; 3] = [
     },
 ];
 
+/// SLURM's number of a step: srun sets it for each task, sbatch and salloc do not.
+const SLURM_STEP: [&str; 2] = ["SLURM_STEP_ID", "SLURM_STEPID"];
+
 impl World {
     /// The ranks that torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), Open MPI (`OMPI_COMM_WORLD_RANK` and so on) or SLURM
     /// (`SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`) started, and `MASTER_ADDR` and `MASTER_PORT`, where rank 0 is met;
-    /// none where this process was started by itself. A single task of SLURM is one by itself too.
+    /// none where this process was started by itself. A single task of SLURM is one by itself too, and so is what a batch script
+    /// runs without srun.
     ///
     /// # Errors
     /// [`Error::Input`] where variables are missing or do not fit each other.
     pub fn from_environment() -> Result<Option<Self>> {
-        Self::from_variables(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        Self::from_variables(&variable)
+    }
+
+    /// What to say to who began by itself inside of several tasks of SLURM, and so without srun.
+    pub fn hint() -> Option<String> {
+        Self::hint_of(&variable)
+    }
+
+    fn hint_of(get: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+        let tasks = get("SLURM_NTASKS").filter(|tasks| tasks.trim() != "1")?;
+        let by_itself = SLURM_STEP.iter().all(|name| get(name).is_none());
+        by_itself.then(|| {
+            format!("hint: SLURM has {tasks} tasks here, but only srun starts one process for each: put srun before this command")
+        })
     }
 
     fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>> {
-        let Some(names) = LAUNCHERS.iter().find(|names| get(names.rank).is_some()) else {
+        let no_step = SLURM_STEP.iter().all(|name| get(name).is_none());
+        let is_there = |names: &&Names| get(names.rank).is_some() && !(names.launcher == "SLURM" && no_step);
+        let Some(names) = LAUNCHERS.iter().find(is_there) else {
             return match get("WORLD_SIZE") {
                 Some(ranks) => Err(Error::input(format!("WORLD_SIZE={ranks} without RANK: expected both, or neither"))),
                 None => Ok(None),
@@ -121,6 +140,10 @@ fn meeting(names: &Names, ranks: usize, get: &dyn Fn(&str) -> Option<String>) ->
     Ok((host, if taken { port.checked_add(1).unwrap_or(port - 1) } else { port }))
 }
 
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,7 +175,8 @@ mod tests {
         let found = world(&mpi).unwrap().unwrap();
         assert_eq!((found.rank, found.ranks, found.launcher), (1, 4, "Open MPI"));
         assert_eq!(found.meeting, ("127.0.0.1".to_owned(), DEFAULT_PORT));
-        let slurm = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "6"), ("SLURM_LOCALID", "2"), ("SLURM_NNODES", "1")];
+        let step = ("SLURM_STEP_ID", "0");
+        let slurm = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "6"), ("SLURM_LOCALID", "2"), ("SLURM_NNODES", "1"), step];
         let found = world(&slurm).unwrap().unwrap();
         assert_eq!((found.rank, found.ranks, found.local_rank, found.launcher), (5, 6, 2, "SLURM"));
         // torchrun in a job of SLURM.
@@ -164,7 +188,18 @@ mod tests {
         assert_eq!(world(&[]).unwrap(), None);
         // The shell of an allocation, and one task in it.
         assert_eq!(world(&[("SLURM_NTASKS", "4")]).unwrap(), None);
-        assert_eq!(world(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).unwrap(), None);
+        assert_eq!(world(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_ID", "0")]).unwrap(), None);
+        // A batch script without srun.
+        let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "1")];
+        assert_eq!(world(&batch).unwrap(), None);
+        let hint = |variables: &[(&str, &str)]| {
+            World::hint_of(&|name| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert!(hint(&batch).unwrap().contains("4 tasks here, but only srun"));
+        assert_eq!(hint(&[&batch[..], &[("SLURM_STEP_ID", "0")]].concat()), None);
+        assert_eq!((hint(&[]), hint(&[("SLURM_NTASKS", "1")])), (None, None));
     }
 
     #[test]
@@ -183,7 +218,8 @@ mod tests {
         assert!(complaint(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("below the number"));
         let port = |port| [&TORCHRUN[..4], &[("MASTER_PORT", port)]].concat();
         assert!(complaint(&port("0")).contains("MASTER_PORT=0") && complaint(&port("70000")).contains("65535"));
-        let nodes = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "6"), ("SLURM_LOCALID", "2"), ("SLURM_NNODES", "2")];
+        let step = ("SLURM_STEP_ID", "3");
+        let nodes = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "6"), ("SLURM_LOCALID", "2"), ("SLURM_NNODES", "2"), step];
         assert!(complaint(&nodes).contains("6 ranks of SLURM and no MASTER_ADDR"));
     }
 }

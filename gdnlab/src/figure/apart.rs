@@ -53,7 +53,7 @@ pub fn trainings_apart(apart: &DataFrame, seeds: &[&str], footer: &str) -> Resul
     }
     let entry = |(index, training): (usize, &&str)| {
         let Line { color, dashed, .. } = style_of(index, training, seeds);
-        Entry { label: (*training).to_owned(), color, dashed, filled: !dashed }
+        Entry { label: (*training).to_owned(), color, dashed, filled: !dashed, marked: true }
     };
     let words: Vec<String> = ends.iter().map(|(name, end)| format!("{name}: {end:.1e}")).collect();
     Chart {
@@ -73,7 +73,7 @@ fn style_of(index: usize, training: &str, seeds: &[&str]) -> Line {
     let is_seed = seeds.contains(&training);
     let nth = seeds.iter().position(|seed| *seed == training).unwrap_or_default();
     let color = if is_seed { style_seed(nth) } else { COLORS[index % COLORS.len()] };
-    Line { color, dashed: is_seed, joined: true, points: Vec::new() }
+    Line { color, dashed: is_seed, joined: true, marked: true, points: Vec::new() }
 }
 
 /// Trainings from other seeds are told apart by their shade.

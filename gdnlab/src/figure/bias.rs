@@ -117,6 +117,7 @@ fn draw(title: String, description: String, footer: &str, kernels: &[&str], pane
         color: line(index).color,
         dashed: false,
         filled: true,
+        marked: true,
     };
     let legend = kernels.iter().enumerate().map(entry).collect();
     Chart { title, description, footer: format!("{footer} · filled: biased after Holm's correction"), legend, panels }
@@ -125,7 +126,7 @@ fn draw(title: String, description: String, footer: &str, kernels: &[&str], pane
 
 fn line(index: usize) -> Line {
     // The first two are told apart best.
-    Line { color: COLORS[(index + 1) % COLORS.len()], dashed: false, joined: true, points: Vec::new() }
+    Line { color: COLORS[(index + 1) % COLORS.len()], dashed: false, joined: true, marked: true, points: Vec::new() }
 }
 
 struct Row {

@@ -70,6 +70,8 @@ pub struct Line {
     pub color: RGBColor,
     pub dashed: bool,
     pub joined: bool,
+    /// Whether its points are marked; a line that was not measured has no marks.
+    pub marked: bool,
     pub points: Vec<Point>,
 }
 
@@ -90,6 +92,7 @@ pub struct Entry {
     pub color: RGBColor,
     pub dashed: bool,
     pub filled: bool,
+    pub marked: bool,
 }
 
 /// All that is drawn.
@@ -143,7 +146,9 @@ impl Chart {
 impl Entry {
     fn draw(&self, canvas: &Canvas<'_>, (x, y): (i32, i32)) -> Result<(), DrawError> {
         stroke(canvas, vec![(x, y), (x + 56, y)], self.color, self.dashed)?;
-        mark(canvas, (x + 28, y), self.color, self.filled)?;
+        if self.marked {
+            mark(canvas, (x + 28, y), self.color, self.filled)?;
+        }
         canvas.draw_text(&self.label, &style::text(LABEL, INK, HPos::Left, VPos::Center), (x + 70, y))
     }
 }
@@ -172,7 +177,7 @@ impl ChartPanel {
                     line.dashed,
                 )?;
             }
-            for point in &line.points {
+            for point in line.points.iter().filter(|_| line.marked) {
                 let at = x(point.x);
                 if let Some((low, high)) = point.interval {
                     canvas.draw(&PathElement::new([(at, y(low)), (at, y(high))], line.color.stroke_width(4)))?;

@@ -35,9 +35,9 @@ pub fn cp_errors(table: &DataFrame, limit: f64, footer: &str) -> Result<Figure> 
         let of_ranks = counts.iter().enumerate().map(|(index, count)| {
             let of_count = rows.iter().filter(|&&row| ranks[row] == Some(*count as f64));
             let points = of_count.filter_map(|&row| mark(row, errors[row], index + 1, true)).collect();
-            Line { color: COLORS[index % COLORS.len()], dashed: false, joined: false, points }
+            Line { color: COLORS[index % COLORS.len()], dashed: false, joined: false, marked: true, points }
         });
-        let line = Line { color: COLORS[6], dashed: false, joined: false, points: of_single };
+        let line = Line { color: COLORS[6], dashed: false, joined: false, marked: true, points: of_single };
         ChartPanel {
             x: named_axis(&format!("tensor, {}", in_words(op)), &names),
             y: log_axis("relative RMS error against float64", (low * 0.6, high * 1.6)),
@@ -50,8 +50,9 @@ pub fn cp_errors(table: &DataFrame, limit: f64, footer: &str) -> Result<Figure> 
         color: COLORS[index % COLORS.len()],
         dashed: false,
         filled: true,
+        marked: true,
     };
-    let alone = Entry { label: "single run".to_owned(), color: COLORS[6], dashed: false, filled: false };
+    let alone = Entry { label: "single run".to_owned(), color: COLORS[6], dashed: false, filled: false, marked: true };
     let chart = Chart {
         title: "A sequence on several ranks errs like one on a single rank".to_owned(),
         description: format!(
@@ -65,91 +66,122 @@ pub fn cp_errors(table: &DataFrame, limit: f64, footer: &str) -> Result<Figure> 
     chart.draw()
 }
 
-/// Draws the speed-up over a single run, the share of the messages in the time, and their time over its floor, against the
-/// number of ranks. `table` is one of [`cp_scaling`](crate::table::cp_scaling).
+/// A call that was timed on several numbers of ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Series {
+    op: String,
+    pass: String,
+    /// Whether its sequences grow with the ranks.
+    weak: bool,
+    sequences: usize,
+    /// Of each sequence, and where they grow on one rank.
+    tokens: usize,
+}
+
+impl Series {
+    /// What is timed.
+    fn call(&self) -> String {
+        format!("{}, {}", in_words(&self.op), self.pass)
+    }
+
+    fn label(&self) -> String {
+        let (count, tokens) = (self.sequences, super::panel::grouped(self.tokens));
+        let sequences = if count == 1 { "one sequence".to_owned() } else { format!("{count} sequences") };
+        let a_rank = if self.weak { " a rank" } else { "" };
+        format!("{sequences} of {tokens} tokens{a_rank}")
+    }
+}
+
+/// How many times as fast `ranks` ranks are at most on a sequence that is all there is. Two take turns. Of more, each makes its
+/// transition and its local state before its own run, so forward three runs of its part follow one another; with gradients,
+/// where forward and backward take four times a forward, nine quarters of such a call.
+fn at_most(pass: &str, ranks: f64) -> f64 {
+    if ranks <= 2.0 { 1.0 } else { ranks / if pass == "fwd" { 3.0 } else { 2.25 } }
+}
+
+/// Draws the speed-up over a single run against the number of ranks, beside the ideal and beside what one sequence allows at
+/// most. `table` is one of [`cp_scaling`](crate::table::cp_scaling).
 ///
 /// # Errors
 /// [`Error::Figure`] without times of several ranks, [`Error::Table`] where a column is missing.
 pub fn cp_scaling(table: &DataFrame, footer: &str) -> Result<Figure> {
-    let columns = ["op", "pass", "scaling"].map(|name| texts(table, name));
-    let [ops, passes, scalings] = columns;
-    let (ops, passes, scalings) = (ops?, passes?, scalings?);
-    let ranks = numbers(table, "ranks")?;
-    let most = ranks.iter().flatten().copied().fold(1.0, f64::max);
-    if most < 2.0 {
+    let measured = speedups(table)?;
+    let largest = measured.iter().map(|(_, ranks, _)| *ranks).fold(1.0, f64::max);
+    if largest < 2.0 {
         return Err(Error::Figure("times of one rank alone: expected some of several ranks".to_owned()));
     }
-    let names: Vec<(String, String, String)> =
-        (0..ops.len()).map(|row| (ops[row].clone(), passes[row].clone(), scalings[row].clone())).collect();
-    let series = distinct(names.iter().cloned());
-    let lines = |column: &str, factor: f64| -> Result<Vec<Line>> {
-        let values = numbers(table, column)?;
-        let line = |(index, name): (usize, &(String, String, String))| {
-            let point = |row: usize| {
-                let y = values[row].filter(|y| y.is_finite())? * factor;
-                Some(Point { x: ranks[row]?, y, interval: None, filled: name.2 == "strong" })
-            };
-            let mut points: Vec<Point> =
-                (0..names.len()).filter(|&row| names[row] == *name).filter_map(point).collect();
-            points.sort_by(|a, b| a.x.total_cmp(&b.x));
-            Line { color: COLORS[index % COLORS.len()], dashed: name.2 != "strong", joined: true, points }
-        };
-        Ok(series.iter().enumerate().map(line).collect())
+    // Up to where the bound is above 1.
+    let most = largest.max(8.0);
+    let counts: Vec<f64> =
+        std::iter::successors(Some(1.0), |count| Some(count * 2.0)).take_while(|n| *n <= most).collect();
+    let series = distinct(measured.iter().map(|(series, ..)| series.clone()));
+    // What is timed stands in the caption, unless there are several.
+    let calls = distinct(series.iter().map(Series::call));
+    let named = |label: String, call: &str| if calls.len() > 1 { format!("{label}, {call}") } else { label };
+    let caption = if calls.len() > 1 { String::new() } else { format!(", {}", calls.concat()) };
+    let passes = distinct(series.iter().filter(|series| series.sequences == 1).map(|series| series.pass.as_str()));
+    let point = |x: f64, y: f64, filled| Point { x, y, interval: None, filled };
+    let line = |color, dashed, marked, points| Line { color, dashed, joined: true, marked, points };
+    let bare = |label: String, color| Entry { label, color, dashed: true, filled: true, marked: false };
+    let mut lines = vec![line(COLORS[6], true, false, counts.iter().map(|&n| point(n, n, true)).collect())];
+    let mut legend = vec![bare("ideal".to_owned(), COLORS[6])];
+    for (index, pass) in passes.iter().enumerate() {
+        let color = COLORS[5 - index % 2];
+        let bound = counts.iter().copied().chain([3.0]).map(|n| point(n, at_most(pass, n), true));
+        let mut bound: Vec<Point> = bound.collect();
+        bound.sort_by(|a, b| a.x.total_cmp(&b.x));
+        lines.push(line(color, true, false, bound));
+        let share = if *pass == "fwd" { "N/3" } else { "N/2.25" };
+        legend.push(bare(named(format!("one sequence at most: {share} on N > 2 ranks"), pass), color));
+    }
+    for (index, of) in series.iter().enumerate() {
+        let color = COLORS[index % 4];
+        let of_series = measured.iter().filter(|(series, ..)| series == of);
+        let mut points: Vec<Point> = of_series.map(|(_, ranks, speedup)| point(*ranks, *speedup, !of.weak)).collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        lines.push(line(color, of.weak, true, points));
+        let label = named(of.label(), &of.call());
+        legend.push(Entry { label, color, dashed: of.weak, filled: !of.weak, marked: true });
+    }
+    let (low, high) = extent(lines.iter().flat_map(|line| &line.points).map(|point| point.y)).unwrap_or((0.5, most));
+    let ticks = counts.iter().map(|count| (*count, format!("{count}"))).collect();
+    let panel = ChartPanel {
+        x: Axis { scale: Scale::Log(0.95, most * 1.05), caption: "ranks".to_owned(), ticks },
+        y: log_axis(&format!("speed-up over a single run{caption}"), (low * 0.85, high * 1.15)),
+        lines,
+        reference: Some(1.0),
     };
-    let x = |caption: &str| {
-        let ticks = distinct(ranks.iter().flatten().copied()).into_iter().map(|count| (count, format!("{count}")));
-        Axis { scale: Scale::Log(0.9, most * 1.15), caption: caption.to_owned(), ticks: ticks.collect() }
+    let title = found_in_words(&measured, largest);
+    let description = format!("{title}. Beside it the ideal, and what one sequence allows at most.");
+    Chart { title, description, footer: footer.to_owned(), legend, panels: vec![panel] }.draw()
+}
+
+/// What was measured: each call, the number of ranks and the speed-up.
+fn speedups(table: &DataFrame) -> Result<Vec<(Series, f64, f64)>> {
+    let (ops, passes, scalings) = (texts(table, "op")?, texts(table, "pass")?, texts(table, "scaling")?);
+    let [ranks, tokens, sequences, speedup] = ["ranks", "T", "sequences", "speedup"].map(|name| numbers(table, name));
+    let (ranks, tokens, sequences, speedup) = (ranks?, tokens?, sequences?, speedup?);
+    let measured = |row: usize| {
+        let (ranks, weak) = (ranks[row]?, scalings[row] == "weak");
+        let (tokens, sequences) = (tokens[row]?, sequences[row]?);
+        let tokens = tokens / sequences / if weak { ranks } else { 1.0 };
+        let (op, pass) = (ops[row].clone(), passes[row].clone());
+        let series = Series { op, pass, weak, sequences: sequences as usize, tokens: tokens as usize };
+        Some((series, ranks, speedup[row].filter(|speedup| speedup.is_finite())?))
     };
-    let spanned = |lines: &[Line], more: &[f64]| {
-        let all = lines.iter().flat_map(|line| &line.points).map(|point| point.y).chain(more.iter().copied());
-        extent(all).unwrap_or((0.1, 1.0))
+    Ok((0..ops.len()).filter_map(measured).collect())
+}
+
+/// What the most ranks gave, for one sequence and for many.
+fn found_in_words(measured: &[(Series, f64, f64)], ranks: f64) -> String {
+    let of = |one: bool| {
+        let there = measured.iter().filter(|(series, at, _)| (series.sequences == 1) == one && *at == ranks);
+        super::panel::span(there.map(|(.., speedup)| *speedup), |speedup| format!("{speedup:.2}"))
     };
-    let ideal = |(x, _)| Point { x, y: x, interval: None, filled: true };
-    let mut speedup = lines("speedup", 1.0)?;
-    let (low, high) = spanned(&speedup, &[1.0, most]);
-    let ideal: Vec<Point> = [(1.0, ()), (most, ())].map(ideal).to_vec();
-    speedup.push(Line { color: COLORS[6], dashed: true, joined: true, points: ideal });
-    let several = |mut lines: Vec<Line>| {
-        lines.iter_mut().for_each(|line| line.points.retain(|point| point.x > 1.0 && point.y > 0.0));
-        lines
-    };
-    let (share, over) = (several(lines("share", 100.0)?), several(lines("over_floor", 1.0)?));
-    let around = |(low, high): (f64, f64)| (low * 0.8, high * 1.25);
-    let (of_share, of_over) = (around(spanned(&share, &[])), around(spanned(&over, &[1.0])));
-    let entry = |(index, (op, pass, scaling)): (usize, &(String, String, String))| Entry {
-        label: format!("{}, {pass}, {scaling}", in_words(op)),
-        color: COLORS[index % COLORS.len()],
-        dashed: scaling != "strong",
-        filled: scaling == "strong",
-    };
-    let ideal = Entry { label: "ideal".to_owned(), color: COLORS[6], dashed: true, filled: true };
-    let best = speedup.iter().take(series.len()).flat_map(|line| &line.points).map(|point| point.y / point.x);
-    let panels = vec![
-        ChartPanel {
-            x: x("ranks"),
-            y: log_axis("speed-up over a single run", (low * 0.8, high * 1.25)),
-            lines: speedup.clone(),
-            reference: None,
-        },
-        ChartPanel { x: x("ranks"), y: log_axis("messages, % of the time", of_share), lines: share, reference: None },
-        ChartPanel {
-            x: x("ranks"),
-            y: log_axis("messages over their floor", of_over),
-            lines: over,
-            reference: Some(1.0),
-        },
-    ];
-    let chart = Chart {
-        title: format!("One sequence on up to {most} ranks"),
-        description: format!(
-            "Speed-up over a single run on up to {most} ranks, the share of messages in the time, and their time over what the link's rate allows. Speed-up over ranks: {}.",
-            super::panel::span(best, super::panel::three_digits).unwrap_or_default()
-        ),
-        footer: footer.to_owned(),
-        legend: series.iter().enumerate().map(entry).chain([ideal]).collect(),
-        panels,
-    };
-    chart.draw()
+    let words = |name: &str, one: bool| of(one).map(|speedups| format!("{name} {speedups} times as fast"));
+    let parts: Vec<String> =
+        [words("many sequences", false), words("one sequence", true)].into_iter().flatten().collect();
+    format!("On {ranks} ranks: {}", parts.join(", "))
 }
 
 fn in_words(op: &str) -> &str {
@@ -179,15 +211,27 @@ mod tests {
     }
 
     #[test]
-    fn speed_up_stands_beside_the_ideal() {
+    fn speed_up_stands_beside_the_ideal_and_what_one_sequence_allows() {
         let table = df!(
-            "op" => ["gdn"; 4], "pass" => ["fwd"; 4], "scaling" => ["strong", "strong", "weak", "weak"],
-            "ranks" => [1u64, 4, 1, 4], "speedup" => [1.0, 1.3, 1.0, 1.4], "share" => [0.0, 0.1, 0.0, 0.05],
-            "over_floor" => [None, Some(3.0), None, Some(2.0)],
+            "op" => ["gdn"; 6], "pass" => ["fwd+bwd"; 6],
+            "scaling" => ["strong", "strong", "weak", "weak", "strong", "strong"],
+            "ranks" => [1u64, 2, 1, 2, 1, 2], "T" => [16384u64, 16384, 16384, 32768, 32768, 32768],
+            "sequences" => [1u64, 1, 1, 1, 8, 8], "speedup" => [1.0, 0.86, 1.0, 1.05, 1.0, 1.84],
         )
         .unwrap();
         let figure = cp_scaling(&table, "the footer").unwrap();
-        check(&figure, &["ideal", "GDN, fwd, strong", "speed-up over a single run", "up to 4 ranks"]);
+        let labels = [
+            "ideal",
+            "one sequence at most: N/2.25 on N &gt; 2 ranks",
+            "one sequence of 16,384 tokens",
+            "one sequence of 16,384 tokens a rank",
+            "8 sequences of 4,096 tokens",
+            "speed-up over a single run, GDN, fwd+bwd",
+            "On 2 ranks: many sequences 1.84 times as fast, one sequence 0.86 to 1.05 times as fast",
+        ];
+        check(&figure, &labels);
         assert!(cp_scaling(&table.head(Some(1)), "").is_err());
+        assert_eq!([2.0, 3.0, 9.0].map(|ranks| at_most("fwd", ranks)), [1.0, 1.0, 3.0]);
+        assert_eq!(at_most("fwd+bwd", 9.0), 4.0);
     }
 }

@@ -50,6 +50,7 @@ pub fn errors_by_inputs(errors: &DataFrame, real: &[&str], footer: &str) -> Resu
                     color: color(kind),
                     dashed: !is_real,
                     joined: true,
+                    marked: true,
                     points: points(&rows, (&mode.name, kind), aside, is_real),
                 }
             })
@@ -58,7 +59,7 @@ pub fn errors_by_inputs(errors: &DataFrame, real: &[&str], footer: &str) -> Resu
     };
     let entry = |kind: &&str| {
         let is_real = real.contains(kind);
-        Entry { label: (*kind).to_owned(), color: color(kind), dashed: !is_real, filled: is_real }
+        Entry { label: (*kind).to_owned(), color: color(kind), dashed: !is_real, filled: is_real, marked: true }
     };
     let ratios: Vec<String> = modes.iter().filter_map(|mode| ratio_in_words(&rows, mode, real)).collect();
     Chart {

@@ -202,6 +202,16 @@ pub fn thousands(value: f64) -> String {
     format!("{}{unit}", three_digits(scaled))
 }
 
+/// A whole number with a comma between each three digits: `16,384`.
+pub fn grouped(value: usize) -> String {
+    let digits = value.to_string();
+    let comma = |(index, digit): (usize, char)| {
+        let before = if index > 0 && (digits.len() - index).is_multiple_of(3) { "," } else { "" };
+        format!("{before}{digit}")
+    };
+    digits.chars().enumerate().map(comma).collect()
+}
+
 /// A number with at most three significant digits and no zeros at its end: `12.9`, `0.5`, `200`.
 pub fn three_digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {

@@ -1,6 +1,7 @@
 //! Records in and out of JSON Lines files.
 
-use super::{Record, SCHEMA};
+use super::source::whole_lines;
+use super::{Record, SCHEMA, Source};
 use crate::file::write_atomic;
 use crate::{Error, Result};
 use serde_json::Value;
@@ -32,7 +33,7 @@ pub fn to_json_lines(records: &[Record]) -> Result<String> {
 /// [`Error::Input`] with the line's number and what was expected: for broken JSON, another schema version, a missing,
 /// unknown or mistyped field, and a last line that was cut short.
 pub fn parse(text: &str, origin: &Path) -> Result<Vec<Record>> {
-    let cut_short = !text.is_empty() && !text.ends_with('\n');
+    let cut_short = whole_lines(text.as_bytes()) < text.len();
     let last = text.lines().count();
     text.lines()
         .enumerate()
@@ -67,6 +68,9 @@ fn parse_line(line: &str) -> Result<Record, String> {
         None => return Err(format!("expected the field `schema` (now {SCHEMA}): is this a file of records?")),
     }
     let record: Record = serde_json::from_value(value.clone()).map_err(|error| format!("not a record: {error}"))?;
+    if let Some(utc) = record.environment.utc.as_deref().filter(|utc| humantime::parse_rfc3339(utc).is_err()) {
+        return Err(format!("expected a time such as 2026-11-30T12:34:56Z in `utc`, got '{utc}'"));
+    }
     let known = serde_json::to_value(&record).map_err(|error| error.to_string())?;
     match fields.iter().find(|(name, value)| !value.is_null() && known.get(name.as_str()).is_none()) {
         Some((name, _)) => Err(format!("field `{name}` does not belong to a record of this kind")),
@@ -79,9 +83,11 @@ fn parse_line(line: &str) -> Result<Record, String> {
 /// # Errors
 /// [`Error::Io`] where it cannot be read, otherwise as [`parse`].
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<Record>> {
-    let path = path.as_ref();
-    let bytes = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-    parse(text_of(&bytes, path)?, path)
+    let source = Source::read(path)?;
+    match &source.torn {
+        Some(place) => Err(Error::input(format!("{place}: cut short, as by an interrupted write: remove this line"))),
+        None => source.records(),
+    }
 }
 
 /// The records of every `*.jsonl` of a folder, files in the order of their names.
@@ -96,20 +102,34 @@ pub fn read_dir(folder: impl AsRef<Path>) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// The records of every `*.jsonl` of a folder that can be read; `note` is told of each file that cannot, and why. For those who
-/// would only be spared work by what is recorded.
+/// A file of records and what it holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// The file.
+    pub path: PathBuf,
+    /// Its records.
+    pub records: Vec<Record>,
+}
+
+/// The records of every `*.jsonl` of a folder that can be read; `note` is told of each file that cannot, and of each line that
+/// was cut short. For those who would only be spared work by what is recorded.
 ///
 /// # Errors
 /// [`Error::Io`] where the folder cannot be read.
-pub fn read_what_can_be(folder: impl AsRef<Path>, mut note: impl FnMut(&Error)) -> Result<Vec<Record>> {
-    let mut records = Vec::new();
+pub fn read_what_can_be(folder: impl AsRef<Path>, mut note: impl FnMut(&str)) -> Result<Vec<Held>> {
+    let mut held = Vec::new();
     for path in files(folder, "")? {
-        match read(&path) {
-            Ok(mut held) => records.append(&mut held),
-            Err(error) => note(&error),
+        match Source::read(&path).and_then(|source| Ok((source.records()?, source.torn))) {
+            Ok((records, torn)) => {
+                if let Some(place) = torn {
+                    note(&format!("{place}: cut short, as by an interrupted write; this line is left out"));
+                }
+                held.push(Held { path, records });
+            }
+            Err(error) => note(&format!("{error}; what this file holds is left out")),
         }
     }
-    Ok(records)
+    Ok(held)
 }
 
 /// Writes a new file of records: either all of it is there afterwards, or nothing.
@@ -140,7 +160,8 @@ fn write_new(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Adds records to a file, which is created where it does not exist. The rows that it holds are never touched, other
-/// processes that append at the same time are waited for, and a write that fails is undone.
+/// processes that append at the same time are waited for, and a write that fails is undone. What an interrupted write left of
+/// a line gives way.
 ///
 /// # Errors
 /// [`Error::Input`] where what the file holds is not a list of whole records, [`Error::Io`] where it cannot be written.
@@ -152,11 +173,12 @@ pub fn append(path: impl AsRef<Path>, records: &[Record]) -> Result<()> {
     file.lock().map_err(io)?;
     let mut held = Vec::new();
     file.read_to_end(&mut held).map_err(io)?;
-    let held = text_of(&held, path)?;
-    parse(held, path)?;
-    if !held.is_empty() && !held.ends_with('\n') {
+    let held = &held[..whole_lines(&held)];
+    Source::new(path, held)?.records()?;
+    if !held.is_empty() && !held.ends_with(b"\n") {
         lines.insert(0, '\n');
     }
+    file.set_len(held.len() as u64).map_err(io)?;
     add_bytes(&mut file, lines.as_bytes()).map_err(io)
 }
 
@@ -169,14 +191,28 @@ fn add_bytes(file: &mut File, bytes: &[u8]) -> std::io::Result<()> {
     })
 }
 
+/// `text` as the name of an experiment, which begins that of its file: letters, digits, `-`, `_` and `.`, the first no `.`.
+///
+/// # Errors
+/// [`Error::Input`] for any other, so that no name leads out of the folder.
+pub fn experiment_name(text: &str) -> Result<String> {
+    let fits = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    if text.is_empty() || text.starts_with('.') || !text.chars().all(fits) {
+        return Err(Error::input(format!(
+            "'{text}': expected the name of an experiment, of letters, digits, '-', '_' and '.', such as day05_numerics"
+        )));
+    }
+    Ok(text.to_owned())
+}
+
 /// Puts `records` into `folder` as `<suite>_<machine>_<date>.jsonl` and returns the file that holds them.
 ///
 /// A repeated measurement that gave the same numbers adds nothing: the file that holds it already is returned.
 ///
 /// # Errors
-/// [`Error::Input`] where there are no records or they name no time, otherwise as [`append`].
+/// [`Error::Input`] where there are no records or they name no time, and as [`experiment_name`] and [`append`].
 pub fn keep(folder: impl AsRef<Path>, suite: &str, records: &[Record]) -> Result<PathBuf> {
-    let folder = folder.as_ref();
+    let (folder, suite) = (folder.as_ref(), experiment_name(suite)?);
     let Some(environment) = records.first().map(|record| &record.environment) else {
         return Err(Error::input(format!("no records to keep for '{suite}'")));
     };
@@ -186,7 +222,7 @@ pub fn keep(folder: impl AsRef<Path>, suite: &str, records: &[Record]) -> Result
     std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
     let stem = format!("{suite}_{}_", environment.machine.slug());
     for path in files(folder, &stem)? {
-        let held = read(&path)?;
+        let held = Source::read(&path)?.records()?;
         if held.windows(records.len()).any(|window| window.iter().zip(records).all(|(a, b)| same_measurement(a, b))) {
             return Ok(path);
         }
@@ -240,13 +276,6 @@ pub fn files(folder: impl AsRef<Path>, stem: &str) -> Result<Vec<PathBuf>> {
     }
     paths.sort();
     Ok(paths)
-}
-
-fn text_of<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
-    std::str::from_utf8(bytes).map_err(|error| {
-        let line = bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
-        Error::input(format!("{}:{line}: expected JSON Lines in UTF-8, got other bytes", path.display()))
-    })
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 //! Machines that share a sweep, or repeat what failed, leave files that overlap. What is the same measurement is told by
 //! its fields: all but results, commit and time ([`FIELDS`]). Of several the newest stays, as it was written.
 
-use super::{Machine, Record, files, parse};
+use super::{Place, Record, Source};
 use crate::{Error, Result};
 use gdnlab_deps::polars::prelude::*;
 use serde_json::Value;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
 
 /// Fields that say what was measured, of every kind of record. A field that a kind does not have says nothing.
 const FIELDS: [&str; 38] = [
@@ -64,21 +64,6 @@ pub enum Machines {
     All,
 }
 
-/// Where a record stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
-    pub path: PathBuf,
-    /// Its line, counted from 1.
-    pub line: usize,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.path.display(), self.line)
-    }
-}
-
 /// Why a record was left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -123,6 +108,8 @@ pub struct Merged {
     pub machines: Vec<(String, usize)>,
     /// See `machines`; empty where the commit is not known.
     pub commits: Vec<(String, usize)>,
+    /// Last lines that were cut short, as by an interrupted write. They are left out too.
+    pub torn: Vec<Place>,
 }
 
 /// A line with its record.
@@ -134,19 +121,18 @@ struct Line {
     machine: String,
 }
 
-/// The records of `sources`, files or folders of `*.jsonl`, each measurement once: see [`Merged`].
+/// The records of `sources`, each measurement once: see [`Merged`].
 ///
 /// # Errors
-/// [`Error::Input`] for an address of an object store, for records of several machines where `machines` allows one, and
-/// where nothing is left; otherwise as [`super::read`].
-pub fn merge(sources: &[String], machines: &Machines) -> Result<Merged> {
+/// [`Error::Input`] for records of several machines where `machines` allows one, and where nothing is left; otherwise as
+/// [`Source::records`].
+pub fn merge(sources: &[Source], machines: &Machines) -> Result<Merged> {
     let mut lines = Vec::new();
     for source in sources {
-        for path in paths(source)? {
-            lines.append(&mut lines_of(&path)?);
-        }
+        lines.append(&mut lines_of(source)?);
     }
-    let mut merged = Merged::default();
+    let torn = sources.iter().filter_map(|source| source.torn.clone()).collect();
+    let mut merged = Merged { torn, ..Merged::default() };
     let of_machine = |line: &Line| match machines {
         Machines::Named(name) => line.machine.contains(name.as_str()),
         Machines::One | Machines::All => true,
@@ -185,35 +171,12 @@ pub fn merge(sources: &[String], machines: &Machines) -> Result<Merged> {
     Ok(merged)
 }
 
-/// The files that `source` names: itself, or those of a folder.
-fn paths(source: &str) -> Result<Vec<PathBuf>> {
-    let path = match source.split_once("://") {
-        Some(("file", path)) => Path::new(path),
-        Some((store, _)) => {
-            return Err(Error::input(format!(
-                "{source}: polars reads {store}:// with its feature `cloud`, which this build leaves out because it brings \
-                 an asynchronous runtime and a client for each store: copy the files here first, and name the copies"
-            )));
-        }
-        None => Path::new(source),
-    };
-    if path.is_dir() {
-        let found = files(path, "")?;
-        if found.is_empty() {
-            return Err(Error::input(format!("{}: expected files *.jsonl in this folder, got none", path.display())));
-        }
-        return Ok(found);
-    }
-    Ok(vec![path.to_path_buf()])
-}
-
-fn lines_of(path: &Path) -> Result<Vec<Line>> {
-    let text = std::fs::read_to_string(path).map_err(|error| Error::io(path, error))?;
-    let records = parse(&text, path)?;
-    let texts = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+fn lines_of(source: &Source) -> Result<Vec<Line>> {
+    let records = source.records()?;
+    let texts = source.text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let line = |((index, text), record): ((usize, &str), Record)| {
         Ok(Line {
-            place: Place { path: path.to_path_buf(), line: index + 1 },
+            place: Place { path: source.path.clone(), line: index + 1 },
             text: text.to_owned(),
             what: what(&record)?,
             machine: record.environment.machine.name(),
@@ -260,11 +223,10 @@ fn newest(lines: &[Line]) -> Result<Vec<usize>> {
 
 /// Refuses records of several machines. What a processor computed beside a GPU is of one machine with it.
 fn refuse_several(lines: &[Line]) -> Result<()> {
-    let machine = |line: &Line| line.record.environment.machine.clone();
-    let has_gpu_beside = |of: &Machine| {
-        lines.iter().map(machine).any(|other| of.gpu.is_none() && other.gpu.is_some() && other.cpu == of.cpu)
-    };
-    let several = counts(lines.iter().filter(|line| !has_gpu_beside(&machine(line))).map(|line| line.machine.as_str()));
+    let machines = || lines.iter().map(|line| &line.record.environment.machine);
+    let beside_gpu: HashSet<_> = machines().filter(|of| of.gpu.is_some()).map(|of| &of.cpu).collect();
+    let alone = lines.iter().zip(machines()).filter(|(_, of)| of.gpu.is_some() || !beside_gpu.contains(&of.cpu));
+    let several = counts(alone.map(|(line, _)| line.machine.as_str()));
     if several.len() < 2 {
         return Ok(());
     }
@@ -280,11 +242,13 @@ fn refuse_several(lines: &[Line]) -> Result<()> {
 /// The different ones of `names` in their order, each with how often it comes.
 fn counts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<(String, usize)> {
     let mut counts: Vec<(String, usize)> = Vec::new();
+    let mut places = HashMap::new();
     for name in names {
-        match counts.iter_mut().find(|(known, _)| known == name) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((name.to_owned(), 1)),
-        }
+        let place = *places.entry(name).or_insert_with(|| {
+            counts.push((name.to_owned(), 0));
+            counts.len() - 1
+        });
+        counts[place].1 += 1;
     }
     counts
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::problem::{Op, Shape};
-use crate::record::{Environment, Measurement, Pass, Timing, Workload, to_json_lines, write};
+use crate::record::{Environment, Machine, Measurement, Pass, Timing, Workload, parse, to_json_lines};
+use std::path::Path;
 use tempfile::TempDir;
 
 fn timed(machine: &str, utc: &str, tokens: usize, latency_ms: f64) -> Record {
@@ -15,13 +16,12 @@ fn timed(machine: &str, utc: &str, tokens: usize, latency_ms: f64) -> Record {
     Record::new(&environment, &workload, Measurement::Bench(Timing { latency_ms, ..Timing::default() }))
 }
 
-/// Files with these records, and the arguments that name them.
-fn written(parts: &[&[Record]]) -> (TempDir, Vec<String>) {
-    let folder = TempDir::new().unwrap();
-    let name = |index: usize| folder.path().join(format!("part{index}.jsonl"));
-    parts.iter().enumerate().for_each(|(index, records)| write(name(index), records).unwrap());
-    let names = (0..parts.len()).map(|index| name(index).display().to_string()).collect();
-    (folder, names)
+/// Files with these records.
+fn sources(parts: &[&[Record]]) -> Vec<Source> {
+    let source = |(index, records): (usize, &&[Record])| {
+        Source::new(format!("part{index}.jsonl"), to_json_lines(records).unwrap().as_bytes()).unwrap()
+    };
+    parts.iter().enumerate().map(source).collect()
 }
 
 fn latencies(merged: &Merged) -> Vec<f64> {
@@ -39,8 +39,7 @@ fn of_one_measurement_the_newest_stays_whichever_file_holds_it() {
     let new = timed("H200", "2026-11-30T02:00:00Z", 64, 2.0);
     let other = timed("H200", "2026-11-30T01:00:00Z", 128, 3.0);
     for parts in [[vec![old.clone(), other.clone()], vec![new.clone()]], [vec![new.clone()], vec![old, other]]] {
-        let (_folder, names) = written(&parts.each_ref().map(Vec::as_slice));
-        let merged = merge(&names, &Machines::One).unwrap();
+        let merged = merge(&sources(&parts.each_ref().map(Vec::as_slice)), &Machines::One).unwrap();
         let mut left = latencies(&merged);
         left.sort_by(f64::total_cmp);
         assert_eq!(left, [2.0, 3.0]);
@@ -55,20 +54,21 @@ fn of_one_measurement_the_newest_stays_whichever_file_holds_it() {
 #[test]
 fn lines_stay_as_they_were_written_and_a_repeated_one_stays_once() {
     let records: Vec<Record> = (1..=3).map(|n| timed("H200", "2026-11-30T01:00:00Z", 64 * n, 0.1 * n as f64)).collect();
-    let (folder, mut names) = written(&[&records, &records[1..]]);
+    let mut all = sources(&[&records, &records[1..]]);
     let lines = to_json_lines(&records).unwrap();
-    // Other spaces and an empty line are no other measurement.
-    let spaced = folder.path().join("spaced.jsonl");
-    std::fs::write(&spaced, format!("\n{}\n", lines.lines().next().unwrap().replace(",\"", ", \""))).unwrap();
-    names.push(spaced.display().to_string());
-    let merged = merge(&names, &Machines::One).unwrap();
+    // Other spaces and an empty line are no other measurement, and a byte order mark is none of its letters.
+    let spaced = lines.lines().next().unwrap().replace(",\"", ", \"");
+    all.push(Source::new("spaced.jsonl", format!("\u{feff}\n{spaced}\n").as_bytes()).unwrap());
+    let merged = merge(&all, &Machines::One).unwrap();
     assert_eq!(merged.lines.len(), 3);
-    assert!(merged.lines.contains(&std::fs::read_to_string(&spaced).unwrap().trim().to_owned()));
+    assert!(merged.lines.contains(&spaced));
     let repeated = merged.dropped.iter().filter(|dropped| matches!(dropped.why, Why::Repeated(_))).count();
     assert_eq!((repeated, merged.dropped.len()), (2, 3));
-    // The same from the folder.
-    let of_folder = merge(&[format!("file://{}", folder.path().display())], &Machines::One).unwrap();
-    assert_eq!(of_folder, merged);
+    // The same from a folder.
+    let folder = TempDir::new().unwrap();
+    all.iter().for_each(|source| std::fs::write(folder.path().join(&source.path), &source.text).unwrap());
+    let of_folder = merge(&Source::read_all(folder.path()).unwrap(), &Machines::One).unwrap();
+    assert_eq!(of_folder.lines, merged.lines);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn machines_are_never_mixed_unasked() {
     let (one, two) = (timed("H200", "2026-11-30T01:00:00Z", 64, 1.0), timed("H100", "2026-11-30T02:00:00Z", 64, 2.0));
     let mut beside = one.clone();
     beside.environment.machine.gpu = None;
-    let (_folder, names) = written(&[&[one.clone(), beside], std::slice::from_ref(&two)]);
+    let names = sources(&[&[one.clone(), beside], std::slice::from_ref(&two)]);
     let refused = merge(&names, &Machines::One).unwrap_err().to_string();
     assert!(refused.contains("2 machines: H200 with a CPU (1), H100 with a CPU (1)"), "{refused}");
     let all = merge(&names, &Machines::All).unwrap();
@@ -93,18 +93,23 @@ fn machines_are_never_mixed_unasked() {
 #[test]
 fn what_cannot_be_read_is_said() {
     let folder = TempDir::new().unwrap();
-    let message = |source: &str| merge(&[source.to_owned()], &Machines::One).unwrap_err().to_string();
-    for store in ["s3://bucket/a.jsonl", "gs://bucket/a.jsonl", "https://host/a.jsonl"] {
-        let refused = message(store);
-        assert!(refused.starts_with(store) && refused.contains("copy the files here first"), "{refused}");
-    }
-    assert!(message(&folder.path().display().to_string()).contains("expected files *.jsonl"));
-    assert!(message("/no/such/file.jsonl").contains("/no/such/file.jsonl"));
-    let cut = folder.path().join("cut.jsonl");
-    std::fs::write(&cut, "{\"schema\":1,\"kin").unwrap();
-    assert!(message(&cut.display().to_string()).contains("cut.jsonl:1"));
-    std::fs::write(&cut, "\n").unwrap();
-    assert!(message(&cut.display().to_string()).contains("the files are empty"));
+    let complaint = |path: &Path| Source::read_all(path).unwrap_err().to_string();
+    assert!(complaint(folder.path()).contains("expected files *.jsonl"));
+    assert!(complaint(Path::new("/no/such/file.jsonl")).contains("/no/such/file.jsonl"));
+    let empty = merge(&[Source::new("empty.jsonl", b"\n").unwrap()], &Machines::One).unwrap_err().to_string();
+    assert!(empty.contains("the files are empty"), "{empty}");
+}
+
+#[test]
+fn a_last_line_that_was_cut_short_is_skipped_and_any_other_is_an_error() {
+    let records: Vec<Record> = (1..=3).map(|n| timed("H200", "2026-11-30T01:00:00Z", 64 * n, 0.1 * n as f64)).collect();
+    let lines = to_json_lines(&records).unwrap();
+    let cut = &lines[..lines.len() - 30];
+    let merged = merge(&[Source::new("a.jsonl", cut.as_bytes()).unwrap()], &Machines::One).unwrap();
+    assert_eq!((merged.lines.len(), merged.torn[0].to_string().as_str()), (2, "a.jsonl:3"));
+    let mended = format!("{cut}\n{lines}");
+    let refused = merge(&[Source::new("a.jsonl", mended.as_bytes()).unwrap()], &Machines::One).unwrap_err().to_string();
+    assert!(refused.starts_with("a.jsonl:3: expected one JSON object"), "{refused}");
 }
 
 /// What one commit measured holds nothing twice, whatever the kind of record.
@@ -135,10 +140,7 @@ fn no_two_measurements_of_a_run_are_taken_for_one() {
             kinds.insert(field(line, "kind").as_str().unwrap().to_owned());
         }
         for (commit, lines) in runs {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("run.jsonl");
-            std::fs::write(&file, lines).unwrap();
-            let merged = merge(&[file.display().to_string()], &Machines::One).unwrap();
+            let merged = merge(&[Source::new("run.jsonl", lines.as_bytes()).unwrap()], &Machines::One).unwrap();
             assert!(merged.dropped.is_empty(), "{name} of {commit}: {}", merged.dropped[0]);
         }
     }

@@ -10,6 +10,7 @@ mod determinism;
 mod environment;
 mod jsonl;
 mod merge;
+mod source;
 mod tokens;
 
 pub use backends::Backends;
@@ -17,8 +18,12 @@ pub use bias::Bias;
 pub use cp::{Cp, CpExactness, CpFound, CpScaling};
 pub use determinism::Determinism;
 pub use environment::{Environment, Machine};
-pub use jsonl::{append, files, keep, parse, read, read_dir, read_what_can_be, to_json_lines, write, write_lines};
-pub use merge::{Dropped, Machines, Merged, Place, Why, merge};
+pub use jsonl::{
+    Held, append, experiment_name, files, keep, parse, read, read_dir, read_what_can_be, to_json_lines, write,
+    write_lines,
+};
+pub use merge::{Dropped, Machines, Merged, Why, merge};
+pub use source::{Place, Source};
 pub use tokens::{Experiment, TokenFlips};
 
 use crate::compare::Comparison;

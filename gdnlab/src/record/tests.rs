@@ -46,6 +46,12 @@ fn altered(from: &str, to: &str) -> String {
     line.replacen(from, to, 1)
 }
 
+fn with_utc(utc: &str) -> String {
+    let mut record = sample().remove(0);
+    record.environment.utc = Some(utc.to_owned());
+    to_json_lines(&[record]).unwrap()
+}
+
 #[test]
 fn records_survive_a_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,6 +103,7 @@ fn garbage_is_refused_with_its_line_and_what_was_expected() {
         (altered(r#""T":256"#, r#""T":-256"#), "-256"),
         (altered(r#""T":256"#, r#""T":"256""#), "256"),
         (good.trim_end()[..good.len() / 2].to_owned(), "cut short"),
+        (with_utc("yesterday"), "expected a time such as 2026-11-30T12:34:56Z in `utc`, got 'yesterday'"),
     ] {
         let message = complaint(&text);
         assert!(message.contains(expected), "{message}\nshould contain {expected}");
@@ -140,13 +147,37 @@ fn appending_keeps_every_row() {
 }
 
 #[test]
-fn nothing_is_appended_to_a_damaged_file() {
+fn what_an_interrupted_write_left_gives_way_and_nothing_is_appended_to_a_damaged_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.jsonl");
-    let damaged = &to_json_lines(&sample()).unwrap()[..500];
-    std::fs::write(&path, damaged).unwrap();
-    assert!(append(&path, &sample()).unwrap_err().to_string().contains("cut short"));
+    let lines = to_json_lines(&sample()).unwrap();
+    std::fs::write(&path, &lines[..lines.len() - 20]).unwrap();
+    assert!(read(&path).unwrap_err().to_string().contains("x.jsonl:4: cut short"));
+    append(&path, &sample()).unwrap();
+    assert_eq!(read(&path).unwrap().len(), 2 * sample().len() - 1);
+    let damaged = format!("{}\n", &lines[..lines.len() - 20]);
+    std::fs::write(&path, &damaged).unwrap();
+    assert!(append(&path, &sample()).unwrap_err().to_string().contains("x.jsonl:4: expected one JSON object"));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), damaged);
+}
+
+#[test]
+fn a_name_leads_nowhere_else() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["", "..", "../evil", "/evil", "a/b", ".hidden", "a b"] {
+        let refused = keep(folder.path().join("data"), name, &sample()).unwrap_err().to_string();
+        assert!(refused.contains("expected the name of an experiment"), "{refused}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_byte_order_mark_is_no_letter_of_a_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.jsonl");
+    std::fs::write(&path, format!("\u{feff}{}", to_json_lines(&sample()).unwrap())).unwrap();
+    append(&path, &sample()).unwrap();
+    assert_eq!(read(&path).unwrap().len(), 2 * sample().len());
 }
 
 #[test]
@@ -176,10 +207,12 @@ fn a_file_that_was_cut_short_stops_nobody_who_does_not_need_it() {
     write(folder.path().join("b.jsonl"), &records).unwrap();
     let text = to_json_lines(&records).unwrap();
     std::fs::write(folder.path().join("a.jsonl"), &text[..text.len() - 20]).unwrap();
+    std::fs::write(folder.path().join("c.jsonl"), "no records\n").unwrap();
     assert!(read_dir(folder.path()).is_err());
     let mut told = Vec::new();
-    let held = read_what_can_be(folder.path(), |error| told.push(error.to_string())).unwrap();
-    assert_eq!(held, records);
-    assert!(told.len() == 1 && told[0].contains("a.jsonl") && told[0].contains("cut short"), "{told:?}");
+    let held = read_what_can_be(folder.path(), |what| told.push(what.to_owned())).unwrap();
+    assert_eq!(held.iter().map(|held| held.records.len()).collect::<Vec<_>>(), [records.len() - 1, records.len()]);
+    assert!(held[1].path.ends_with("b.jsonl") && held[1].records == records);
+    assert!(told[0].contains("a.jsonl:4: cut short") && told[1].contains("c.jsonl:1: expected one JSON"), "{told:?}");
     assert!(read_what_can_be(folder.path().join("none"), |_| ()).is_err());
 }

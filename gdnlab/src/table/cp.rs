@@ -1,6 +1,7 @@
 //! Calls that are cut over ranks: how exact, and how fast.
 
 use super::rows::distinct;
+use crate::bench::SeqLens;
 use crate::record::{Cp, CpExactness, CpFound, CpScaling, Measurement, Pass, Record};
 use crate::{Error, Result};
 use gdnlab_deps::polars::prelude::*;
@@ -48,7 +49,7 @@ pub fn cp_exactness(records: &[Record]) -> Result<DataFrame> {
     )?)
 }
 
-/// A row for each timed call: the columns op, kernel, pass, scaling, clock, transport, ranks, T, latency_ms, single_ms,
+/// A row for each timed call: the columns op, kernel, pass, scaling, clock, transport, ranks, T, sequences, latency_ms, single_ms,
 /// speedup (the single run's time over that of the ranks), communication_ms, share (of the latency), floor_ms, over_floor
 /// (communication over its floor), bytes, messages, link_gb_s and link_latency_ms. Where a call was recorded twice, the last one counts.
 ///
@@ -74,6 +75,7 @@ pub fn cp_scaling(records: &[Record]) -> Result<DataFrame> {
         "transport" => found.iter().map(|(_, cp, _)| cp.transport.as_str()).collect::<Vec<_>>(),
         "ranks" => found.iter().map(|(_, cp, _)| cp.ranks as u64).collect::<Vec<_>>(),
         "T" => found.iter().map(|(record, ..)| record.workload.tokens.map(|tokens| tokens as u64)).collect::<Vec<_>>(),
+        "sequences" => found.iter().map(|(record, ..)| sequences(record)).collect::<Vec<_>>(),
         "latency_ms" => number(|timed| timed.latency_ms),
         "single_ms" => number(|timed| timed.single_ms),
         "speedup" => number(|timed| timed.single_ms / timed.latency_ms),
@@ -86,6 +88,12 @@ pub fn cp_scaling(records: &[Record]) -> Result<DataFrame> {
         "link_gb_s" => optional(|timed| timed.link_gb_s),
         "link_latency_ms" => optional(|timed| timed.link_latency_ms),
     )?)
+}
+
+/// How many there are.
+fn sequences(record: &Record) -> Option<u64> {
+    let packed = record.workload.seqlens.as_ref().and_then(|seqlens| seqlens.parse::<SeqLens>().ok());
+    packed.map(|seqlens| seqlens.lengths().len() as u64).or(record.workload.batch.map(|batch| batch as u64))
 }
 
 fn timed(record: &Record) -> Option<(&Record, &Cp, &CpScaling)> {

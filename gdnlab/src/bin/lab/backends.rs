@@ -1,7 +1,7 @@
 //! `cargo lab backends`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, open_case, print};
+use crate::output::{Interrupt, Said, note, open_case, print, recorded};
 use crate::peers::Python;
 use gdnlab::backends::{Case, Finished, LENGTHS, RecordedResults, report_shape, run};
 use gdnlab::cuda::Gpu;
@@ -96,7 +96,7 @@ impl Args {
         let interrupt = Interrupt::new()?;
         let data = if self.save { Some(Checkout::find()?.root().join("data")) } else { None };
         let known = match &data {
-            Some(data) if !self.again => record::read_dir(data)?,
+            Some(data) if !self.again => recorded(data)?,
             _ => Vec::new(),
         };
         let mut said = Said::default();

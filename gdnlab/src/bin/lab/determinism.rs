@@ -1,7 +1,7 @@
 //! `cargo lab determinism`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print};
+use crate::output::{Interrupt, Said, note, print, recorded};
 use crate::size::Size;
 use gdnlab::cuda::Gpu;
 use gdnlab::determinism::{Check, Setting, run};
@@ -85,7 +85,7 @@ impl Args {
         let interrupt = Interrupt::new()?;
         let data = if self.save { Some(Checkout::find()?.root().join("data")) } else { None };
         let known = match &data {
-            Some(data) if !self.again => record::read_dir(data)?,
+            Some(data) if !self.again => recorded(data)?,
             _ => Vec::new(),
         };
         let keep = |records: &[record::Record]| match &data {

@@ -24,6 +24,7 @@ mod run;
 mod setup;
 mod sharding;
 mod size;
+mod store;
 mod tokens;
 mod train;
 mod verify;

@@ -2,7 +2,7 @@
 
 use crate::checkout::Checkout;
 use crate::output::{note, open_case, print};
-use crate::sharding::{Sharding, say_if_nothing_counts};
+use crate::sharding::{Done, Sharding};
 use crate::size::Size;
 use gdnlab::bench::SeqLens;
 use gdnlab::chunked::Chunked;
@@ -13,7 +13,7 @@ use gdnlab::memory::require;
 use gdnlab::numerics::{self, Calls, DAY1_HEADS, DAY1_SHAPES, Given, Problems, Step, Sweep};
 use gdnlab::precision::Policy;
 use gdnlab::problem::{Op, Shape};
-use gdnlab::record::{Environment, Errors, Record, keep, read_dir, to_json_lines};
+use gdnlab::record::{Environment, Errors, Measurement, Record, experiment_name, keep, to_json_lines};
 use gdnlab::{Error, Result};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -28,8 +28,9 @@ use std::process::ExitCode;
 ///
 /// With --case the inputs are those of tensor files, such as `cargo lab capture` writes.
 ///
-/// With --save the records of each kernel on each call are kept as soon as they are there, and what `data/` holds of
-/// this commit and this machine is not measured again, unless the code was changed since the commit.
+/// With --save the records of each kernel on each call are kept as soon as they are there, and what the files of this
+/// experiment in `data/` hold of this commit and this machine is not measured again, unless the code was changed since the
+/// commit.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo lab numerics                                    the nine shapes of Day 1 in four modes
@@ -86,7 +87,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Add the records to those in `data/`, in the file of this experiment.
-    #[arg(long, value_name = "EXPERIMENT")]
+    #[arg(long, value_name = "EXPERIMENT", value_parser = experiment_name)]
     save: Option<String>,
     #[command(flatten)]
     sharding: Sharding,
@@ -162,14 +163,17 @@ impl Args {
         progress: impl FnMut(&Step) -> ControlFlow<()>,
     ) -> Result<Vec<Record>> {
         let shard = self.sharding.part();
+        let total = calls.count();
+        self.sharding.say_cases(shard.of(0..total).count(), total);
         let Some(experiment) = &self.save else {
             let sweep = Sweep { shard, records: &[], keep: Box::new(|_| Ok(())) };
             return numerics::sweep(calls, kernels, sweep, progress);
         };
         let checkout = Checkout::find()?;
         let data = checkout.root().join("data");
-        let known = if self.again || !data.exists() { Vec::new() } else { read_dir(&data)? };
-        say_if_nothing_counts(&Environment::detect());
+        let is_it = |measurement: &Measurement| matches!(measurement, Measurement::Numerics(_));
+        let count = Done { experiment, anywhere: false, is_it };
+        let known = self.sharding.recorded(&data, &count, self.again, &Environment::detect())?.done;
         let mut path = None;
         let keep_one = |records: &[Record]| {
             path = Some(keep(&data, &shard.experiment(experiment), records)?);
@@ -179,6 +183,7 @@ impl Args {
             numerics::sweep(calls, kernels, Sweep { shard, records: &known, keep: Box::new(keep_one) }, progress)?;
         match path {
             Some(path) => note(format_args!("records: {}", checkout.relative(&path))),
+            None if records.is_empty() => {}
             None => note("nothing was missing in data/"),
         }
         Ok(records)

@@ -3,7 +3,7 @@
 use gdnlab::cuda::Gpu;
 use gdnlab::numerics::Step;
 use gdnlab::peer::{Case, read_case, remove_unfinished};
-use gdnlab::record::{self, Record};
+use gdnlab::record::{self, Held, Record};
 use gdnlab::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -42,9 +42,17 @@ pub fn gpu_if_any(doing: &str) -> Result<Option<&'static Gpu>> {
     }
 }
 
-/// What is recorded in `data`, to be spared work that was done. A file that cannot be read is told and left out.
+/// What is recorded in `data`, to be spared work that was done. What cannot be read is told and left out.
 pub fn recorded(data: &Path) -> Result<Vec<Record>> {
-    record::read_what_can_be(data, |error| note(format_args!("warning: {error}; what it holds is left out")))
+    Ok(recorded_files(data)?.into_iter().flat_map(|held| held.records).collect())
+}
+
+/// The same by files; none where there is no such folder.
+pub fn recorded_files(data: &Path) -> Result<Vec<Held>> {
+    if !data.exists() {
+        return Ok(Vec::new());
+    }
+    record::read_what_can_be(data, |what| note(format_args!("warning: {what}")))
 }
 
 /// Says each step of long work once, however often it is asked about.

@@ -1,7 +1,7 @@
 //! `cargo lab precision`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, note, print};
+use crate::output::{Interrupt, note, print, recorded};
 use gdnlab::memory::require;
 use gdnlab::notebook::text_of_tables;
 use gdnlab::numerics::Step;
@@ -123,7 +123,7 @@ impl Args {
             self.check(*part)?;
         }
         let data = Checkout::find()?.root().join("data");
-        let known = if self.again { Vec::new() } else { record::read_dir(&data)? };
+        let known = if self.again { Vec::new() } else { recorded(&data)? };
         let interrupt = Interrupt::new()?;
         let mut session =
             Session { data, known, interrupt, save: self.save, kept: None, records: Vec::new(), said: None };

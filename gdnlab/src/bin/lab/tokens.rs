@@ -1,7 +1,7 @@
 //! `cargo lab tokens`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print};
+use crate::output::{Interrupt, Said, note, print, recorded};
 use crate::peers::Python;
 use gdnlab::Result;
 use gdnlab::cuda::Gpu;
@@ -106,7 +106,7 @@ impl Args {
             padded: self.padded,
         };
         let known = match &data {
-            Some(data) if !self.again => record::read_dir(data)?,
+            Some(data) if !self.again => recorded(data)?,
             _ => Vec::new(),
         };
         let subjects: Vec<Subject<'_>> = noises

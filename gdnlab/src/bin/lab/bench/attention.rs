@@ -1,18 +1,21 @@
 //! `cargo lab bench attention`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
-use crate::sharding::Sharding;
+use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::attention::{Backend, Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment};
+use gdnlab::record::{self, Environment, Measurement};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-attention";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Attention(_)) };
 
 /// Time causal attention on the GPU, forward and backward: the cases of Day 2.
 ///
@@ -65,9 +68,9 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let known = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &known);
         let environment = Environment::detect();
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let mut kept = Vec::new();
         let mut keep = |row: &Row| {
             if let Some(record) = row.record(&ceilings, &environment) {
@@ -79,8 +82,7 @@ impl Args {
             Ok(())
         };
         let mut said = Said::default();
-        let recorded = if self.again { &[][..] } else { &known };
-        let finished = run(&cases, &backends, &mut timer, recorded, &mut keep, |step| {
+        let finished = run(&cases, &backends, &mut timer, &recorded.done, &mut keep, |step| {
             said.step(step);
             interrupt.control()
         })?;

@@ -1,16 +1,16 @@
 //! `cargo lab bench gdn`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
+use crate::output::{Interrupt, Said, note, print};
 use crate::peers::Python;
-use crate::sharding::{Sharding, say_if_nothing_counts};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::gdn::{Finished, Outcome, Row, run};
 use gdnlab::bench::peers::TimedPeer;
 use gdnlab::bench::report::Report;
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Case, Ceilings, Heads, SeqLens, Subject, Suite, Timer, subjects};
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment, Pass, Record};
+use gdnlab::record::{self, Environment, Measurement, Pass, Record};
 use gdnlab::sweep::Known;
 use gdnlab::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,9 @@ use std::str::FromStr;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-gdn";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Bench(_)) };
 
 /// Time GDN kernels on the GPU: forward and backward of published workloads or of any shape.
 ///
@@ -27,7 +30,7 @@ const SUITE: &str = "bench-gdn";
 /// each with a cold L2 cache. Beside it stand the floor, which is what the measured copy bandwidth and the rate of
 /// products allow, and on an NVIDIA H200 the published times of others; below, geometric means by pass and by model, and
 /// the rows that lose. Each case is recorded when it is done. Ctrl-C ends early; what `data/` holds of this commit and this
-/// machine is not measured again, unless the code was changed since the commit.
+/// machine, with --shard in the files of parts, is not measured again, unless the code was changed since the commit.
 ///
 /// Exit code: 0 when every case was timed, 1 when one was wrong or could not run, 2 for bad input or no GPU.
 #[derive(clap::Args)]
@@ -147,11 +150,10 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let in_data = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &in_data);
         let environment = Environment::detect();
-        say_if_nothing_counts(&environment);
-        let known = if self.again { Known::default() } else { Known::new(&in_data, &environment) };
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
+        let known = Known::new(&recorded.done, &environment);
 
         let mut kept = Kept {
             into: self.is_kept().then_some(data.as_path()),

@@ -1,20 +1,23 @@
 //! `cargo lab bench gdn2`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
-use crate::sharding::Sharding;
+use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::gdn2::{Case, Finished, Outcome, Report, Row, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cuda::Gpu;
 use gdnlab::cuda::chunk::gdn2::Gdn2;
 use gdnlab::kernel::Kernel;
-use gdnlab::record::{self, Environment};
+use gdnlab::record::{self, Environment, Measurement};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-gdn2";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Bench(_)) };
 
 /// Time the GDN-2 kernels on the GPU, forward and backward, in each precision, with the memory that each takes.
 ///
@@ -71,9 +74,9 @@ impl Args {
         let mut timer = Timer::new(gpu, budget)?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut timer, &mut || interrupt.control())?;
-        let known = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &known);
         let environment = Environment::detect();
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let report = Report { ceilings: &ceilings };
         let mut keep = |row: &Row| {
             let record = row.record(&ceilings, &environment);
@@ -86,8 +89,7 @@ impl Args {
             print(&Report::heading())?;
         }
         let mut said = Said::default();
-        let recorded = if self.again { &[][..] } else { &known };
-        let finished = run(&cases, &kernels, &mut timer, self.each_kernel, recorded, &mut keep, |step| {
+        let finished = run(&cases, &kernels, &mut timer, self.each_kernel, &recorded.done, &mut keep, |step| {
             said.step(step);
             interrupt.control()
         })?;

@@ -1,19 +1,22 @@
 //! `cargo lab bench ladder`.
 
 use crate::checkout::Checkout;
-use crate::output::{Interrupt, Said, note, print, recorded};
-use crate::sharding::Sharding;
+use crate::output::{Interrupt, Said, note, print};
+use crate::sharding::{Done, Sharding};
 use gdnlab::bench::ladder::{Finished, Outcome, Report, Rung, run};
 use gdnlab::bench::roofline::copy_bandwidth;
 use gdnlab::bench::{Budget, Ceilings, Timer};
 use gdnlab::cost::model::Batch;
 use gdnlab::cuda::Gpu;
-use gdnlab::record::{self, Environment};
+use gdnlab::record::{self, Environment, Measurement};
 use gdnlab::{Error, Result};
 use std::process::ExitCode;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "bench-ladder";
+/// What counts as done.
+const DONE: Done<'_> =
+    Done { experiment: SUITE, anywhere: true, is_it: |measurement| matches!(measurement, Measurement::Ladder(_)) };
 /// Name of the file for the kernels of a step.
 const KERNELS: &str = "bench-kernels";
 
@@ -66,10 +69,9 @@ impl Args {
         let gpu = Gpu::shared()?;
         note("copy bandwidth");
         let copy = copy_bandwidth(&mut Timer::new(gpu, Budget::default())?, &mut || interrupt.control())?;
-        let records = recorded(&data)?;
-        let ceilings = Ceilings::new(gpu, copy, &records);
-        let known = if self.again { &[][..] } else { &records };
         let environment = Environment::detect();
+        let recorded = self.sharding.recorded(&data, &DONE, self.again, &environment)?;
+        let ceilings = Ceilings::new(gpu, copy, &recorded.all);
         let mut kept = Vec::new();
         let keep = |row: &gdnlab::bench::ladder::Row| {
             if let Some(record) = row.record(&batch, &ceilings, &environment) {
@@ -82,7 +84,7 @@ impl Args {
             Ok(())
         };
         let mut said = Said::default();
-        let finished = run(&rungs, &batch, gpu, known, keep, |step| {
+        let finished = run(&rungs, &batch, gpu, &recorded.done, keep, |step| {
             said.step(step);
             interrupt.control()
         })?;

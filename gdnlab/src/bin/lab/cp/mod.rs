@@ -2,13 +2,15 @@
 
 mod alive;
 mod launch;
+mod options;
 
 use crate::checkout::Checkout;
 use crate::output::{note, print};
 use alive::Alive;
 use gdnlab::bench::SeqLens;
 use gdnlab::cp::{
-    Clock, Cuts, DeviceClock, Exchange, Nccl, Scaling, Setting, Tcp, Trial, World, complaints, virtual_ranks,
+    Clock, Cuts, DeviceClock, Exchange, Nccl, Scaling, Setting, Tcp, Terms, Trial, World, complaints, verdict,
+    virtual_ranks,
 };
 use gdnlab::cuda::Gpu;
 use gdnlab::inputs::Regime;
@@ -17,16 +19,21 @@ use gdnlab::notebook::text_of_tables;
 use gdnlab::problem::{Op, Shape};
 use gdnlab::record::{self, Record};
 use gdnlab::{Error, Result, table};
-use std::fmt;
+use options::{Dims, Transport};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-use std::str::FromStr;
 use std::time::Duration;
 
 /// Name of the records' file in `data/`.
 const SUITE: &str = "day07_cp";
 /// Exit code of a rank that failed because another one did.
 const WAITED_IN_VAIN: u8 = 75;
+/// Virtual ranks at the most: each has a thread, and a way to each other one.
+const MOST_VIRTUAL: usize = 256;
+/// Processes that this command starts at the most: each holds the whole call, and a socket to each other one.
+const MOST_PROCESSES: usize = 64;
+/// Days after which nobody waits any more.
+const MOST_DAYS: u64 = 30;
 
 /// Compute sequences that are cut over ranks (context parallelism), and compare with a single run and with float64.
 ///
@@ -38,10 +45,13 @@ const WAITED_IN_VAIN: u8 = 75;
 /// of float64 where one does. With --scaling, times: of N ranks, and of 1, 2, 4 and so on up to N where this starts them.
 /// Ranks with a GPU each keep their tensors there, and the GPUs' clocks tell the time.
 ///
+/// Without options that is the test of the GDN-2 precision RFC, for GDN and GDN-2. All ranks have to be started with the same
+/// options: where some differ, the rank and the option are named.
+///
 /// Exit code: 0 when that holds, 1 when it does not or a rank fails, 2 for bad input.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  cargo lab cp --ranks 2                                     the test of the GDN-2 precision RFC
+  cargo lab cp --ranks 2                                     the test of the GDN-2 precision RFC, for GDN and GDN-2
   cargo lab cp --ranks 4 --seqlens 1x10240 --cut 3000+1+7000+239
   cargo lab cp --ranks 8 --seqlens 1x16384 --scaling strong weak --save
   torchrun --nproc-per-node 8 --no-python cargo lab cp       each of the 8 processes is a rank
@@ -53,9 +63,9 @@ pub struct Args {
     /// Kernel by its name in `cargo lab kernels`. Without it the default one of the GPU, or cpu-chunk-f16-internals.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
-    /// Operator: gdn or gdn2.
-    #[arg(long, default_value_t = Op::Gdn)]
-    op: Op,
+    /// Operators: gdn, gdn2 or both. Without it both, where the kernel has both and no heads share q and k.
+    #[arg(long, num_args = 1..)]
+    op: Vec<Op>,
     /// Lengths of the packed sequences, such as 5120x2, 1x32768 or 28672+4096.
     #[arg(long, value_name = "SEQLENS", default_value_t = SeqLens::new(vec![5120, 5120]))]
     seqlens: SeqLens,
@@ -100,65 +110,25 @@ pub struct Args {
     save: bool,
 }
 
-/// `K,V` on the command line.
-#[derive(Clone, Copy)]
-struct Dims(usize, usize);
-
-impl FromStr for Dims {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let numbers: Vec<Option<usize>> = text.split(',').map(|part| part.trim().parse().ok()).collect();
-        match numbers.as_slice() {
-            [Some(key_dim), Some(value_dim)] => Ok(Self(*key_dim, *value_dim)),
-            _ => Err(Error::input("expected two numbers K,V such as 128,128")),
-        }
-    }
-}
-
-impl fmt::Display for Dims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{},{}", self.0, self.1)
-    }
-}
-
-/// How ranks exchange states.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Transport {
-    Auto,
-    Virtual,
-    Tcp,
-    Nccl,
-}
-
-impl Transport {
-    const ALL: [Self; 4] = [Self::Auto, Self::Virtual, Self::Tcp, Self::Nccl];
-}
-
-impl FromStr for Transport {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let known = Self::ALL.into_iter().find(|transport| transport.to_string() == text);
-        known.ok_or_else(|| Error::input(format!("unknown transport '{text}': expected auto, virtual, tcp or nccl")))
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Virtual => "virtual",
-            Self::Tcp => "tcp",
-            Self::Nccl => "nccl",
-        })
-    }
+/// An operator's call, and the kernel that computes it.
+struct Call {
+    setting: Setting,
+    kernel: Box<dyn Kernel>,
 }
 
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
         if self.repeats == 0 || self.timeout == 0 || self.ranks == Some(0) {
             return Err(Error::input("--ranks, --repeats and --timeout: expected at least 1"));
+        }
+        if self.timeout > MOST_DAYS * 24 * 3600 {
+            return Err(Error::input(format!(
+                "--timeout {}: expected seconds of {MOST_DAYS} days at most",
+                self.timeout
+            )));
+        }
+        if self.seqlens.tokens() == 0 {
+            return Err(Error::input(format!("--seqlens {}: expected at least one token", self.seqlens)));
         }
         let world = World::from_environment()?;
         let ranks = world.as_ref().map_or(self.ranks.unwrap_or(2), |world| world.ranks);
@@ -168,22 +138,25 @@ impl Args {
             }
             (cut, _) => cut.cut(self.seqlens.tokens(), ranks).map(drop)?,
         }
+        if let Some(hint) = World::hint().filter(|_| world.is_none() && self.ranks.is_none()) {
+            note(hint);
+        }
+        let calls = self.calls()?;
         match world {
-            Some(world) => self.run_as_rank(&world),
-            None => self.run_ranks(ranks),
+            Some(world) => self.run_as_rank(&world, &calls),
+            None => self.run_ranks(ranks, &calls),
         }
     }
 
     /// One rank of those that a launcher started.
-    fn run_as_rank(&self, world: &World) -> Result<ExitCode> {
+    fn run_as_rank(&self, world: &World, calls: &[Call]) -> Result<ExitCode> {
         if let Some(ranks) = self.ranks.filter(|ranks| *ranks != world.ranks) {
             return Err(Error::input(format!(
                 "--ranks {ranks}, but {} started {}: leave --ranks out, or say the same",
                 world.launcher, world.ranks
             )));
         }
-        let kernel = self.kernel()?;
-        if kernel.on_gpu() && self.transport != Transport::Tcp {
+        if on_gpu(calls) && self.transport != Transport::Tcp {
             choose_gpu(world)?;
         }
         let alive = Alive::of_launcher();
@@ -192,42 +165,70 @@ impl Args {
         let report: Option<&(dyn Fn(&str) + Sync)> = if alive.is_watched() { Some(&report) } else { None };
         // Who watches notices a rank that hangs, and says which one, before others give it up.
         let timeout = if alive.is_watched() { timeout + Duration::from_secs(30) } else { timeout };
-        let setting = self.setting(kernel.as_ref());
-        let trial = Trial::new(&setting, &self.cut, kernel.as_ref()).reporting(report);
-        let ran = self.exchange(world, kernel.as_ref(), timeout).and_then(|exchange| {
-            let records = self.records(&trial, exchange.as_ref())?;
-            gdnlab::cp::barrier(exchange.as_ref())?;
+        let ran = self.exchange(world, calls, timeout).and_then(|exchange| {
+            let mut records = Vec::new();
+            for Call { setting, kernel } in calls {
+                let trial = Trial::new(setting, &self.cut, kernel.as_ref()).reporting(report);
+                records.extend(self.records(&trial, exchange.as_ref())?);
+                gdnlab::cp::barrier(exchange.as_ref())?;
+            }
             Ok(records)
         });
         match ran {
             Ok(records) if world.rank == 0 => self.show(&records),
             Ok(_) => Ok(ExitCode::SUCCESS),
-            Err(error @ Error::Rank { .. }) if alive.is_watched() => {
-                note(format_args!("{error}"));
-                Ok(WAITED_IN_VAIN.into())
+            Err(error @ Error::Rank { .. }) => {
+                note(format_args!("error: {error}"));
+                Ok(if alive.is_watched() { WAITED_IN_VAIN.into() } else { ExitCode::FAILURE })
             }
-            Err(error) => Err(error),
+            Err(error) if alive.is_watched() || matches!(error, Error::Input(_)) => Err(error),
+            Err(error) => {
+                note(format_args!("error: {error}"));
+                Ok(ExitCode::FAILURE)
+            }
         }
     }
 
-    fn exchange(&self, world: &World, kernel: &dyn Kernel, timeout: Duration) -> Result<Box<dyn Exchange>> {
+    fn exchange(&self, world: &World, calls: &[Call], timeout: Duration) -> Result<Box<dyn Exchange>> {
         match self.transport {
             Transport::Virtual => Err(Error::input(format!(
                 "--transport virtual is for ranks of one process, and {} started {}: expected auto, tcp or nccl",
                 world.launcher, world.ranks
             ))),
-            Transport::Tcp => Ok(Box::new(Tcp::join(world, timeout)?)),
-            Transport::Auto if !kernel.on_gpu() => Ok(Box::new(Tcp::join(world, timeout)?)),
-            _ => Ok(Box::new(Nccl::join(world, timeout)?)),
+            Transport::Auto if on_gpu(calls) => Ok(Box::new(Nccl::join(world, &self.terms(calls, "nccl"), timeout)?)),
+            Transport::Nccl => Ok(Box::new(Nccl::join(world, &self.terms(calls, "nccl"), timeout)?)),
+            _ => Ok(Box::new(Tcp::join(world, &self.terms(calls, "tcp"), timeout)?)),
         }
     }
 
+    /// What all ranks have to be started with alike.
+    fn terms(&self, calls: &[Call], transport: &str) -> Terms {
+        let words = |of: &dyn Fn(&Call) -> String| calls.iter().map(of).collect::<Vec<_>>().join(" ");
+        let heads = |of: fn(&Shape) -> usize| calls.first().map_or(0, |call| of(&call.setting.shape)).to_string();
+        let scaling: Vec<String> = self.scaling.iter().map(Scaling::to_string).collect();
+        Terms::new([
+            ("--transport", transport.to_owned()),
+            ("--op", words(&|call| call.setting.op.to_string())),
+            ("--kernel", words(&|call| call.kernel.name().to_owned())),
+            ("--seqlens", self.seqlens.to_string()),
+            ("--heads", heads(|shape| shape.value_heads)),
+            ("--qk-heads", heads(|shape| shape.qk_heads)),
+            ("--dims", self.dims.to_string()),
+            ("--regime", self.regime.to_string()),
+            ("--seed", self.seed.to_string()),
+            ("--cut", self.cut.to_string()),
+            ("--forward", self.forward.to_string()),
+            ("--scaling", if scaling.is_empty() { "none".to_owned() } else { scaling.join(" ") }),
+            ("--repeats", self.repeats.to_string()),
+        ])
+    }
+
     /// All ranks, started from here.
-    fn run_ranks(&self, ranks: usize) -> Result<ExitCode> {
-        let kernel = self.kernel()?;
-        let gpus = if kernel.on_gpu() { Gpu::visible()? } else { 0 };
+    fn run_ranks(&self, ranks: usize, calls: &[Call]) -> Result<ExitCode> {
+        let on_gpu = on_gpu(calls);
+        let gpus = if on_gpu { Gpu::visible()? } else { 0 };
         let processes = match self.transport {
-            Transport::Auto => kernel.on_gpu() && gpus >= ranks && ranks > 1,
+            Transport::Auto => on_gpu && gpus >= ranks && ranks > 1,
             Transport::Virtual => false,
             Transport::Tcp => true,
             Transport::Nccl if gpus >= ranks => true,
@@ -237,35 +238,36 @@ impl Args {
                 )));
             }
         };
+        expect_few(ranks, processes)?;
+        let counts = if self.scaling.is_empty() { vec![ranks] } else { up_to(ranks) };
         if processes {
-            let gpu_each = kernel.on_gpu() && gpus >= ranks;
-            let over_nccl = kernel.on_gpu() && self.transport != Transport::Tcp;
-            let joined = if over_nccl { "with a GPU each" } else { "joined by sockets" };
+            let gpu_each = on_gpu && gpus >= ranks;
+            let joined =
+                if on_gpu && self.transport != Transport::Tcp { "with a GPU each" } else { "joined by sockets" };
             note(format_args!("{ranks} ranks, processes {joined}"));
-            let counts = if self.scaling.is_empty() { vec![ranks] } else { up_to(ranks) };
             let mut worst = 0;
             for count in counts {
                 worst = worst.max(launch::Ranks { count, gpu_each, timeout: Duration::from_secs(self.timeout) }.run()?);
             }
             return Ok(worst.into());
         }
-        match kernel.on_gpu() {
+        match on_gpu {
             true => {
                 note(format_args!("{ranks} virtual ranks, which take turns on one GPU (this machine shows {gpus})"))
             }
             false => note(format_args!("{ranks} virtual ranks, threads that take turns on this machine")),
         }
-        let counts = if self.scaling.is_empty() { vec![ranks] } else { up_to(ranks) };
-        let setting = self.setting(kernel.as_ref());
-        let timed = !self.scaling.is_empty() && kernel.on_gpu();
-        let clock = if timed { DeviceClock::of(kernel.name())? } else { None };
-        let clock = clock.as_ref().map(|clock| clock as &dyn Clock);
-        let trial = Trial::new(&setting, &self.cut, kernel.as_ref()).timed_by(clock);
         let mut records = Vec::new();
-        for count in counts {
-            let timeout = Duration::from_secs(self.timeout.saturating_mul(count as u64));
-            let all = virtual_ranks(count, timeout, |exchange| self.records(&trial, exchange))?;
-            records.extend(all.into_iter().flatten());
+        for Call { setting, kernel } in calls {
+            let timed = !self.scaling.is_empty() && kernel.on_gpu();
+            let clock = if timed { DeviceClock::of(kernel.name())? } else { None };
+            let clock = clock.as_ref().map(|clock| clock as &dyn Clock);
+            let trial = Trial::new(setting, &self.cut, kernel.as_ref()).timed_by(clock);
+            for &count in &counts {
+                let timeout = Duration::from_secs(self.timeout.saturating_mul(count as u64));
+                let all = virtual_ranks(count, timeout, |exchange| self.records(&trial, exchange))?;
+                records.extend(all.into_iter().flatten());
+            }
         }
         self.show(&records)
     }
@@ -282,11 +284,37 @@ impl Args {
         Ok(records)
     }
 
-    fn setting(&self, kernel: &dyn Kernel) -> Setting {
+    /// A call for each operator that is asked for, or else for each that the kernel has and the heads allow.
+    fn calls(&self) -> Result<Vec<Call>> {
+        let ops = if self.op.is_empty() { Op::ALL.to_vec() } else { self.op.clone() };
+        let mut calls = Vec::with_capacity(ops.len());
+        for op in ops {
+            let kernel = self.kernel(op)?;
+            let setting = self.setting(op, kernel.as_ref());
+            let has = kernel.ops().contains(&op);
+            let shares_heads = setting.shape.qk_heads != setting.shape.value_heads;
+            if self.op.is_empty() && (!has || op == Op::Gdn2 && shares_heads) {
+                continue;
+            }
+            if !has {
+                let name = kernel.name();
+                return Err(Error::input(format!("{name} does not implement {op}: choose another --kernel")));
+            }
+            calls.push(Call { setting, kernel });
+        }
+        if calls.is_empty() {
+            return Err(Error::input(
+                "this kernel has GDN-2 alone, whose heads share no q and k: leave --qk-heads out",
+            ));
+        }
+        Ok(calls)
+    }
+
+    fn setting(&self, op: Op, kernel: &dyn Kernel) -> Setting {
         let heads = self.heads.unwrap_or(if kernel.on_gpu() { 12 } else { 2 });
         let shape = Shape::new(self.seqlens.tokens(), heads, self.dims.0, self.dims.1);
         Setting {
-            op: self.op,
+            op,
             shape: Shape { qk_heads: self.qk_heads.unwrap_or(heads), ..shape },
             seqlens: self.seqlens.clone(),
             regime: self.regime,
@@ -295,23 +323,13 @@ impl Args {
         }
     }
 
-    fn kernel(&self) -> Result<Box<dyn Kernel>> {
-        let chosen = match (&self.kernel, self.op) {
-            (Some(name), _) => kernel(name)?,
-            (None, op) => match (Gpu::visible(), op) {
-                (Ok(_), Op::Gdn) => kernel("cuda-chunk-bf16")?,
-                (Ok(_), Op::Gdn2) => kernel("cuda-gdn2-bf16")?,
-                (Err(_), _) => kernel("cpu-chunk-f16-internals")?,
-            },
-        };
-        if !chosen.ops().contains(&self.op) {
-            return Err(Error::input(format!(
-                "{} does not implement {}: choose another --kernel",
-                chosen.name(),
-                self.op
-            )));
+    fn kernel(&self, op: Op) -> Result<Box<dyn Kernel>> {
+        match (&self.kernel, Gpu::visible(), op) {
+            (Some(name), ..) => kernel(name),
+            (None, Ok(_), Op::Gdn) => kernel("cuda-chunk-bf16"),
+            (None, Ok(_), Op::Gdn2) => kernel("cuda-gdn2-bf16"),
+            (None, Err(_), _) => kernel("cpu-chunk-f16-internals"),
         }
-        Ok(chosen)
     }
 
     fn show(&self, records: &[Record]) -> Result<ExitCode> {
@@ -323,7 +341,29 @@ impl Args {
         print(&if self.json { record::to_json_lines(records)? } else { text_of_tables(&[("", &table)]) })?;
         let complaints = complaints(records);
         complaints.iter().for_each(note);
+        if let Some(verdict) = verdict(records).filter(|_| complaints.is_empty()) {
+            note(format_args!("holds: {verdict}"));
+        }
         Ok(ExitCode::from(u8::from(!complaints.is_empty())))
+    }
+}
+
+fn on_gpu(calls: &[Call]) -> bool {
+    calls.iter().any(|call| call.kernel.on_gpu())
+}
+
+/// Refuses more ranks than one machine is good for.
+fn expect_few(ranks: usize, processes: bool) -> Result<()> {
+    match processes {
+        true if ranks > MOST_PROCESSES => Err(Error::input(format!(
+            "--ranks {ranks}: expected at most {MOST_PROCESSES} processes on one machine, since each holds the whole call and \
+             a socket to each other; start more on several machines, with torchrun, mpirun or srun"
+        ))),
+        false if ranks > MOST_VIRTUAL => Err(Error::input(format!(
+            "--ranks {ranks}: expected at most {MOST_VIRTUAL} virtual ranks, since each has a thread and a way to each other, \
+             and they take turns"
+        ))),
+        _ => Ok(()),
     }
 }
 
