@@ -251,7 +251,7 @@ struct Checked {
 
 impl Checked {
     fn small(&mut self, subject: &dyn Subject, case: &Case, stopwatch: &mut dyn Stopwatch) -> Result<Verdict> {
-        let small = check::small_inputs(case)?;
+        let small = check::small_inputs(case, subject.is_peer())?;
         let key = format!("{} {} {} {:?}", subject.name(), case.pass_name(), small.shape, small.cu_seqlens);
         if let Some((_, verdict)) = self.known.iter().find(|(known, _)| *known == key) {
             return Ok(verdict.clone());
