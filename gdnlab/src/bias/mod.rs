@@ -150,13 +150,15 @@ pub struct Finished {
     pub biases: Vec<Biases>,
     /// One record for each kernel, tensor and direction.
     pub records: Vec<Record>,
+    /// Kernels that gave nothing, and why.
+    pub failures: Vec<(String, String)>,
 }
 
 /// Tests the errors of every kernel, forward and, where it has one, backward.
 ///
 /// # Errors
 /// [`Error::Stopped`] where `progress` asked to stop; [`Error::Input`] where the setting is not valid or has fewer than
-/// [`FEWEST_SEQUENCES`] sequences; and what a kernel reports.
+/// [`FEWEST_SEQUENCES`] sequences. What a kernel reports is among the [`Finished::failures`].
 pub fn run(
     setting: &Setting,
     kernels: &[&dyn Kernel],
@@ -187,7 +189,14 @@ pub fn run(
                 truth.insert((format, inputs, results))
             }
         };
-        let biases = biases(kernel, inputs, truth)?;
+        let biases = match biases(kernel, inputs, truth) {
+            Ok(biases) => biases,
+            Err(Error::Stopped) => return Err(Error::Stopped),
+            Err(why) => {
+                finished.failures.push((kernel.name().to_owned(), why.to_string()));
+                continue;
+            }
+        };
         let environment = environment.of_kernel(kernel);
         let workload = Workload::new(op, &shape).inputs(regime.name(), seed).kernel(kernel.name(), kernel.mode());
         finished.records.extend(biases.records(&environment, &workload));

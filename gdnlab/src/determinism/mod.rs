@@ -147,6 +147,14 @@ pub struct Finished {
 }
 
 impl Finished {
+    /// Whether there is one of `kernels` that no check could be made of, now or before.
+    pub fn untested(&self, kernels: &[&dyn Kernel]) -> bool {
+        let tested = |kernel: &&dyn Kernel| {
+            self.records.iter().any(|record| record.workload.kernel.as_deref() == Some(kernel.name()))
+        };
+        self.known == 0 && !kernels.iter().all(tested)
+    }
+
     /// Whether any run had another bit than the first.
     pub fn differs(&self) -> bool {
         self.records.iter().any(|record| match &record.measurement {

@@ -162,15 +162,19 @@ pub struct Sweep<'a> {
     pub records: &'a [Record],
     /// Is given the records of one kernel on one call as soon as they are there.
     pub keep: Box<Keep<'a>>,
+    /// Is told which step failed, and why. The others go on unless it returns an error.
+    pub fail: Box<Fail<'a>>,
 }
 
 /// Takes records of which none is to be lost.
 pub type Keep<'a> = dyn FnMut(&[Record]) -> Result<()> + 'a;
+/// Takes what failed.
+pub type Fail<'a> = dyn FnMut(&Step, Error) -> Result<()> + 'a;
 
 impl Sweep<'_> {
-    /// Everything, anew, and only returned.
-    fn whole() -> Self {
-        Self { shard: Shard::default(), records: &[], keep: Box::new(|_| Ok(())) }
+    /// Everything, anew, and only returned; the first failure ends it.
+    pub fn whole() -> Self {
+        Self { shard: Shard::default(), records: &[], keep: Box::new(|_| Ok(())), fail: Box::new(|_, why| Err(why)) }
     }
 }
 
@@ -258,7 +262,7 @@ pub fn run_given(
 /// them.
 ///
 /// # Errors
-/// As [`run_given`], and what `sweep.keep` returns. What was kept before an error stays kept.
+/// As [`run_given`], and what `sweep.keep` and `sweep.fail` return. What was kept before an error stays kept.
 pub fn sweep(
     calls: Calls<'_>,
     kernels: &[&dyn Kernel],
@@ -373,14 +377,22 @@ fn measure_at(
             }
             let regime = problem.workload.regime.as_deref().unwrap_or_default();
             let name = format!("{}, {} {regime}", subject.title, problem.shape);
-            if progress(&Step { done: at * subjects.len() + index, total, name }).is_break() {
+            let step = Step { done: at * subjects.len() + index, total, name };
+            if progress(&step).is_break() {
                 return Err(Error::Stopped);
             }
             let truths = match &mut truths {
                 Some(truths) => truths,
                 none => none.insert(Truths::new((problem.inputs)()?)),
             };
-            let errors_per_tensor = truths.errors(subject.kernel)?;
+            let errors_per_tensor = match truths.errors(subject.kernel) {
+                Ok(errors) => errors,
+                Err(Error::Stopped) => return Err(Error::Stopped),
+                Err(why) => {
+                    (sweep.fail)(&step, why)?;
+                    continue;
+                }
+            };
             let environment = Environment { utc: Environment::now(), ..now.of_kernel(subject.kernel) };
             let record = |errors: Errors| {
                 let workload = subject.workload(problem).pass(Pass::of_tensor(&errors.tensor));

@@ -123,6 +123,62 @@ fn the_parts_of_a_sweep_give_the_records_of_the_whole() {
     assert!(whole.iter().all(|record| parts.contains(record)));
 }
 
+/// Takes heads of 16 columns of K alone.
+struct Narrow(Chunked);
+
+impl Kernel for Narrow {
+    fn name(&self) -> &str {
+        "narrow"
+    }
+
+    fn summary(&self) -> String {
+        self.0.summary()
+    }
+
+    fn needs(&self) -> &'static str {
+        self.0.needs()
+    }
+
+    fn ops(&self) -> &'static [Op] {
+        self.0.ops()
+    }
+
+    fn mode(&self) -> &'static str {
+        self.0.mode()
+    }
+
+    fn input_format(&self) -> Format {
+        self.0.input_format()
+    }
+
+    fn forward(&self, inputs: &Inputs) -> Result<Results> {
+        self.0.forward(inputs)
+    }
+
+    fn backward(&self, inputs: &Inputs) -> Result<Results> {
+        if inputs.shape.key_dim == 16 {
+            return self.0.backward(inputs);
+        }
+        Err(Error::Unsupported { kernel: self.name().to_owned(), reason: "K is not 16".to_owned() })
+    }
+}
+
+#[test]
+fn what_fails_is_told_and_the_others_go_on() {
+    let [first, second] = kernels();
+    let narrow = Narrow(first);
+    let kernels: [&dyn Kernel; 2] = [&narrow, &second];
+    let mut failed = Vec::new();
+    let fail = |step: &Step, why: Error| {
+        failed.push((step.done, why.to_string()));
+        Ok(())
+    };
+    let part = Sweep { fail: Box::new(fail), ..Sweep::whole() };
+    let records = sweep(Calls::Problems(&four()), &kernels, part, go_on).expect("valid");
+    assert_eq!(records.len(), 6 * 8);
+    assert_eq!(failed.len(), 2);
+}
+
 #[test]
 fn a_sweep_goes_on_with_what_is_missing_and_keeps_each_step() {
     let kernels = kernels();

@@ -124,9 +124,9 @@ class Numpy:
     def encode(self, value):
         value = self.numpy.ascontiguousarray(value)
         kinds = {"float64": "F64", "float32": "F32", "float16": "F16"}
-        if value.dtype.name not in kinds:
+        if value.dtype.name in ("bfloat16", "longdouble", "float128"):
             value = value.astype("<f8")
-        return kinds[value.dtype.name], value.shape, value.tobytes()
+        return known(kinds, value.dtype.name), value.shape, value.tobytes()
 
 
 class Torch:
@@ -155,7 +155,16 @@ class Torch:
         value = value.detach().to("cpu").contiguous()
         names = {kind: name for name, kind in self.kinds.items()}
         size = value.numel() * value.element_size()
-        return names[value.dtype], tuple(value.shape), ctypes.string_at(value.data_ptr(), size) if size else b""
+        name = known(names, value.dtype)
+        return name, tuple(value.shape), ctypes.string_at(value.data_ptr(), size) if size else b""
+
+
+def known(kinds, dtype):
+    """The format of results of this dtype: of those with a fraction, since a kernel gives no whole or complex numbers."""
+    kind = kinds.get(dtype)
+    if kind not in ("F64", "F32", "F16", "BF16"):
+        raise TypeError(f"a result of dtype {dtype}: expected float64, float32, float16 or bfloat16")
+    return kind
 
 
 def arrays():

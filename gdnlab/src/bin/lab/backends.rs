@@ -4,7 +4,6 @@ use crate::checkout::Checkout;
 use crate::output::{Interrupt, Said, note, open_case, print, recorded};
 use crate::peers::Python;
 use gdnlab::backends::{Case, Finished, LENGTHS, RecordedResults, report_shape, run};
-use gdnlab::cuda::Gpu;
 use gdnlab::inputs::Regime;
 use gdnlab::kernel::Kernel;
 use gdnlab::memory::require;
@@ -27,7 +26,7 @@ const SUITE: &str = "backends";
 /// IMPLEMENTATION is a kernel of `cargo lab kernels`; a peer, that is fla, flash_qla, flashinfer or MODULE:FUNCTION of your
 /// own Python; or with --case a tensor file with results that somebody recorded for it.
 ///
-/// Exit code: 0 when all gave results, 1 when one failed, 2 for bad input.
+/// Exit code: 0 when all gave results, 1 when one failed or is not finite, 2 for bad input.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Columns: max_diff, mean_diff, cos_sim and max_ref as reports have them; rel_rms is the difference of the two, A/truth and
@@ -55,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "HV", default_value_t = report_shape(1).value_heads)]
     heads: usize,
     /// Key and value dimension of a head, as K,V.
-    #[arg(long, value_name = "K,V", value_delimiter = ',', num_args = 1, default_values_t = [128, 128])]
+    #[arg(long, value_name = "K,V", value_delimiter = ',', num_args = 1, default_value = "128,128")]
     dims: Vec<usize>,
     /// Input regimes, which differ in their gates here.
     #[arg(long, num_args = 1.., default_values_t = [Regime::LongMemory])]
@@ -89,10 +88,6 @@ impl Args {
         let kernels: Vec<Box<dyn Kernel>> =
             self.kernels.iter().map(|name| self.implementation(name, format)).collect::<Result<_>>()?;
         let kernels: Vec<&dyn Kernel> = kernels.iter().map(AsRef::as_ref).collect();
-        if kernels.iter().any(|kernel| kernel.on_gpu()) {
-            // Before the first kernel has used a minute in vain.
-            Gpu::shared()?;
-        }
         let interrupt = Interrupt::new()?;
         let data = if self.save { Some(Checkout::find()?.root().join("data")) } else { None };
         let known = match &data {
@@ -115,10 +110,15 @@ impl Args {
         if finished.known > 0 {
             note(format_args!("{} cases were recorded before, by this very code", finished.known));
         }
+        let pairs = || finished.records.iter().filter_map(pair);
+        let not_finite = pairs().filter(|(_, pair)| pair.errors.nonfinite > 0).count();
+        if not_finite > 0 {
+            note(format_args!("failed: in {not_finite} comparisons one of the two has values that are not finite"));
+        }
         Ok(if finished.stopped {
             Interrupt::EXIT_CODE.into()
         } else {
-            ExitCode::from(u8::from(!finished.failures.is_empty()))
+            ExitCode::from(u8::from(!finished.failures.is_empty() || not_finite > 0))
         })
     }
 

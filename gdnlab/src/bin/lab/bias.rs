@@ -81,16 +81,21 @@ impl Args {
             note(format_args!("[{}/{}] {}", step.done + 1, step.total, step.name));
             interrupt.control()
         })?;
-        print(&if self.json {
-            record::to_json_lines(&finished.records)?
-        } else {
-            text_of_tables(&[("", &table::recorded_biases(&finished.records)?)])
-        })?;
-        if self.save {
+        for (kernel, why) in &finished.failures {
+            note(format_args!("failed: {kernel}: {why}"));
+        }
+        if !finished.records.is_empty() {
+            print(&if self.json {
+                record::to_json_lines(&finished.records)?
+            } else {
+                text_of_tables(&[("", &table::recorded_biases(&finished.records)?)])
+            })?;
+        }
+        if self.save && !finished.records.is_empty() {
             let checkout = Checkout::find()?;
             let path = record::keep(checkout.root().join("data"), SUITE, &finished.records)?;
             note(format_args!("records: {}", checkout.relative(&path)));
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(ExitCode::from(u8::from(!finished.failures.is_empty())))
     }
 }

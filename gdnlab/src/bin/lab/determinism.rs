@@ -22,7 +22,8 @@ const SUITE: &str = "day05_determinism";
 /// first, in the middle and last among others of other lengths in one row; `batch` makes it one of several rows. Ctrl-C ends
 /// early; with --save, what was measured is kept, and the next call goes on from there.
 ///
-/// Exit code: 0 when every bit was the same, 1 when one was not, 2 for bad input, 130 when it was stopped.
+/// Exit code: 0 when every bit was the same, 1 when one was not or a kernel could not be checked at all, 2 for bad input, 130
+/// when it was stopped.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo lab determinism cpu-chunk-bf16
@@ -110,7 +111,7 @@ impl Args {
         }
         Ok(match finished.stopped {
             true => Interrupt::EXIT_CODE.into(),
-            false => ExitCode::from(u8::from(finished.differs())),
+            false => ExitCode::from(u8::from(finished.differs() || finished.untested(&kernels))),
         })
     }
 

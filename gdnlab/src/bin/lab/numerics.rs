@@ -31,6 +31,8 @@ use std::process::ExitCode;
 /// With --save the records of each kernel on each call are kept as soon as they are there, and what the files of this
 /// experiment in `data/` hold of this commit and this machine is not measured again, unless the code was changed since the
 /// commit.
+///
+/// Exit code: 0 when every kernel gave results, 1 when one failed, which is named at the end, 2 for bad input.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo lab numerics                                    the nine shapes of Day 1 in four modes
@@ -150,9 +152,17 @@ impl Args {
             packing: self.seqlens.clone(),
         };
         let calls = if given.is_empty() { Calls::Problems(&problems) } else { Calls::Given(&given) };
-        let records = self.measure(calls, &kernels, progress)?;
+        let mut failures = Vec::new();
+        let fail = |step: &Step, why: Error| {
+            failures.push(format!("{}: {why}", step.name));
+            Ok(())
+        };
+        let records = self.measure(calls, &kernels, progress, fail)?;
         print(&if self.json { to_json_lines(&records)? } else { self.tables(&records) })?;
-        Ok(ExitCode::SUCCESS)
+        for failure in &failures {
+            note(format_args!("failed: {failure}"));
+        }
+        Ok(ExitCode::from(u8::from(!failures.is_empty())))
     }
 
     /// Measures this part of `calls`, keeps what is measured where that is asked for, and says in which file.
@@ -161,12 +171,14 @@ impl Args {
         calls: Calls<'_>,
         kernels: &[&dyn Kernel],
         progress: impl FnMut(&Step) -> ControlFlow<()>,
+        fail: impl FnMut(&Step, Error) -> Result<()>,
     ) -> Result<Vec<Record>> {
+        let fail = Box::new(fail);
         let shard = self.sharding.part();
         let total = calls.count();
         self.sharding.say_cases(shard.of(0..total).count(), total);
         let Some(experiment) = &self.save else {
-            let sweep = Sweep { shard, records: &[], keep: Box::new(|_| Ok(())) };
+            let sweep = Sweep { shard, fail, ..Sweep::whole() };
             return numerics::sweep(calls, kernels, sweep, progress);
         };
         let checkout = Checkout::find()?;
@@ -179,8 +191,12 @@ impl Args {
             path = Some(keep(&data, &shard.experiment(experiment), records)?);
             Ok(())
         };
-        let records =
-            numerics::sweep(calls, kernels, Sweep { shard, records: &known, keep: Box::new(keep_one) }, progress)?;
+        let records = numerics::sweep(
+            calls,
+            kernels,
+            Sweep { shard, records: &known, keep: Box::new(keep_one), fail },
+            progress,
+        )?;
         match path {
             Some(path) => note(format_args!("records: {}", checkout.relative(&path))),
             None if records.is_empty() => {}

@@ -159,6 +159,9 @@ impl Args {
     fn check(&self, part: Part) -> Result<()> {
         let shape = self.setting(part, 0).shape;
         shape.validate()?;
+        if shape.tokens == 0 {
+            return Err(Error::input("--tokens 0: expected at least 1"));
+        }
         if part == Part::Steps && shape.tokens > 64 {
             let tokens = shape.tokens;
             return Err(Error::input(format!("steps of {tokens} tokens: expected one chunk, at most 64 tokens")));

@@ -14,6 +14,10 @@ const ORIGIN: &str = "GDNLAB_STD_SOURCE";
 
 /// The kernel hangs on a source that is much older than the compiler: 1.63 with 1.95. A newer one works.
 const OLDEST_BEHIND: u32 = 10;
+/// The kernel looks for `vec!` and its like in the prelude of the standard library, and cannot tell the type of what they give
+/// where they are not there: in 1.85, but not in 1.96.
+const PRELUDE: &str = "std/src/prelude/v1.rs";
+const MACRO_OF_PRELUDE: &str = "matches";
 
 /// The folder `library` of a source that fits, if there is one: `RUST_SRC_PATH`, the toolchain's own, or our copy.
 ///
@@ -45,10 +49,14 @@ pub fn ensure(checkout: &Checkout) -> Result<()> {
         Ok("rustup") | Err(_) => from_rustup()?,
         Ok(other) => return Err(Error::input(format!("{ORIGIN}={other}: expected `rustup` or `debian`"))),
     }
-    match find(checkout)? {
-        Some(_) => Ok(()),
-        None => Err(Error::input("the source of the standard library was fetched, but does not fit this compiler")),
+    if find(checkout)?.is_some() {
+        return Ok(());
     }
+    let reason = unfit(&copy(checkout), compiler_minor()?).unwrap_or_else(|| "it is not there".to_owned());
+    Err(Error::input(format!(
+        "the source of the standard library was fetched, but does not serve: {reason}. Where it came from Debian, `apt-get \
+         update` may bring a newer one; or set RUST_SRC_PATH to the folder `library` of the source of your compiler"
+    )))
 }
 
 fn from_rustup() -> Result<()> {
@@ -110,7 +118,11 @@ fn unfit(library: &Path, compiler: u32) -> Option<String> {
     {
         return Some(format!("no {missing}/src/lib.rs in it"));
     }
+    let prelude = std::fs::read_to_string(library.join(PRELUDE)).unwrap_or_default();
     match newest_feature(&library.join("core/src")) {
+        Some(version) if version + OLDEST_BEHIND >= compiler && !prelude.contains(MACRO_OF_PRELUDE) => {
+            Some(format!("it is the source of Rust 1.{version}, whose prelude has no `{MACRO_OF_PRELUDE}!`"))
+        }
         Some(version) if version + OLDEST_BEHIND >= compiler => None,
         Some(version) => Some(format!("it is the source of Rust 1.{version}, too old for 1.{compiler}")),
         None => Some("it does not tell which version of Rust it is".to_owned()),

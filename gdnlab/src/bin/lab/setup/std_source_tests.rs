@@ -11,6 +11,8 @@ fn library(since: &str) -> tempfile::TempDir {
     );
     std::fs::create_dir_all(folder.path().join("core/src/num")).unwrap();
     std::fs::write(folder.path().join("core/src/num/mod.rs"), text).unwrap();
+    std::fs::create_dir_all(folder.path().join("std/src/prelude")).unwrap();
+    std::fs::write(folder.path().join(PRELUDE), "pub use core::prelude::v1::{include_str, line, matches};").unwrap();
     folder
 }
 
@@ -19,6 +21,13 @@ fn a_source_of_about_the_same_version_fits() {
     assert_eq!(unfit(library("1.95.0").path(), 95), None);
     assert_eq!(unfit(library("1.96.0").path(), 95), None);
     assert_eq!(unfit(library("1.85.0").path(), 95), None);
+}
+
+#[test]
+fn a_source_without_macros_in_its_prelude_does_not_fit() {
+    let folder = library("1.85.0");
+    std::fs::write(folder.path().join(PRELUDE), "pub use core::prelude::v1::{include_str, line};").unwrap();
+    assert!(unfit(folder.path(), 95).unwrap().contains("prelude has no `matches!`"));
 }
 
 #[test]
