@@ -408,7 +408,7 @@ fn a_run_that_was_stopped_goes_on_with_what_is_missing() {
 fn peers_are_checked_without_empty_sequences_and_our_kernels_with_one() {
     let case = Case::packed(Pass::Fwd, SeqLens::new(vec![100, 28]), "2,4,64,64".parse().unwrap()).unwrap();
     let empty = |peer| {
-        let inputs = crate::bench::check::small_inputs(&case, peer).unwrap();
+        let inputs = check::small_inputs(&case, peer).unwrap();
         inputs.sequence_ranges().iter().filter(|range| range.is_empty()).count()
     };
     assert_eq!((empty(false), empty(true)), (1, 0));

@@ -267,7 +267,9 @@ class Call:
         }
         default_scale = self.tensors["q"].shape[-1] ** -0.5
         for name, value in list(given.items()):
-            if name in parameters or (any_keyword and value is not None and name != "output_final_state"):
+            # What takes any keyword gets all that the documented signature has, also where it is None.
+            documented = name in ("scale", "initial_state", "cu_seqlens")
+            if name in parameters or (any_keyword and (documented or (value is not None and name != "output_final_state"))):
                 continue
             matters = value is not None if name != "scale" else abs(value / default_scale - 1) > 1e-6
             if matters and name != "output_final_state":
