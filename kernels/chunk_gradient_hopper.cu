@@ -285,10 +285,9 @@ __device__ __forceinline__ void weigh_square(Square& square, Left (&left)[4], fl
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float row = quad_sum(row_sums[half]);
-        if (at.quad == 0) {
-            sums.row_sums[at.role][at.rows[half]] = row * sum_weight[half];
-            if (at.role == KEYS) sums.overlap_dots[at.rows[half]] = row;
-        }
+        // All lanes of a quad have the same.
+        sums.row_sums[at.role][at.rows[half]] = row * sum_weight[half];
+        if (at.role == KEYS) sums.overlap_dots[at.rows[half]] = row;
     }
     store_column_sums(sums.column_sums[at.role][at.warp], column_sums, at);
 
@@ -493,7 +492,7 @@ __device__ __forceinline__ void run_role(const ChunkGradientParams& params, Shar
                 const float decay = weight[DECAY * CHUNK + i], write = weight[WRITE * CHUNK + i], key = weight[KEY * CHUNK + i];
                 const float unit = back ? write : (of_keys ? key : first_weight[half]) * decay;
                 const float after = key != 0.0f ? write / key : 0.0f; // e^{G_C - G_i}
-                if (at.quad == 0) kept[i] = dots[half] * scale * unit;
+                kept[i] = dots[half] * scale * unit;
                 to_total[half] = (back ? after : of_keys ? -first_weight[half] * decay : decay) * scale;
             }
             add_rows(total, product, to_total[0], to_total[1]);

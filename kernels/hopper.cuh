@@ -89,13 +89,13 @@ template <int Add> __device__ __forceinline__ void warpgroup_product_nt(float (&
 }
 
 // Starts acc = A B, or acc += A B, for 16 of the contracted index: A (64, 16) in registers, B (16, 8 N) in tiles, transposed.
-template <int Add> __device__ __forceinline__ void warpgroup_product_nn(float (&acc)[8][4], const Left& left, u64 right) {
+template <int Add = 1> __device__ __forceinline__ void warpgroup_product_nn(float (&acc)[8][4], const Left& left, u64 right) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32." WGMMA_FORMATS " {" NAMES_32 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
                  : TILES_OF(0)
                  : "r"(left.r[0]), "r"(left.r[1]), "r"(left.r[2]), "r"(left.r[3]), "l"(right), "n"(Add));
 }
-template <int Add> __device__ __forceinline__ void warpgroup_product_nn(float (&acc)[16][4], const Left& left, u64 right) {
+template <int Add = 1> __device__ __forceinline__ void warpgroup_product_nn(float (&acc)[16][4], const Left& left, u64 right) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32." WGMMA_FORMATS " {" NAMES_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
                  : TILES_OF(0), TILES_OF(8)
