@@ -214,31 +214,25 @@ __device__ __forceinline__ void load_square(Square& square, const operand* from,
             square.value[n][half] = *(const u32*)(from + at.rows[half] * SQUARE_PITCH + 8 * n + 2 * at.quad);
     }
 }
-// Sums of 16 columns over the 8 rows of the lanes of one quad place, 2 columns to a lane: by halving what a lane sums.
+// Half of what a lane sums, with what another lane `distance` away has of it, which takes the other half.
+template <int N> __device__ __forceinline__ void halve_sums(float (&half)[N][2], const float (&sums)[2 * N][2], bool second, int distance) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float other = __shfl_xor_sync(0xffffffffu, second ? sums[n][e] : sums[n + N][e], distance);
+            half[n][e] = (second ? sums[n + N][e] : sums[n][e]) + other;
+        }
+}
+// Sums of 16 columns over the 8 rows of the lanes of one quad place, 2 columns to a lane.
 __device__ __forceinline__ void store_column_sums(float* to, float (&sums)[8][2], const Role& at) {
     const bool upper = at.lane & 16, middle = at.lane & 8, lower = at.lane & 4;
-    float four[4][2], two[2][2], one[2];
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const float other = __shfl_xor_sync(0xffffffffu, upper ? sums[n][e] : sums[n + 4][e], 16);
-            four[n][e] = (upper ? sums[n + 4][e] : sums[n][e]) + other;
-        }
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const float other = __shfl_xor_sync(0xffffffffu, middle ? four[n][e] : four[n + 2][e], 8);
-            two[n][e] = (middle ? four[n + 2][e] : four[n][e]) + other;
-        }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const float other = __shfl_xor_sync(0xffffffffu, lower ? two[0][e] : two[1][e], 4);
-        one[e] = (lower ? two[1][e] : two[0][e]) + other;
-    }
+    float four[4][2], two[2][2], one[1][2];
+    halve_sums(four, sums, upper, 16);
+    halve_sums(two, four, middle, 8);
+    halve_sums(one, two, lower, 4);
     const int n = 4 * upper + 2 * middle + lower;
-    *(float2*)(to + 8 * n + 2 * at.quad) = make_float2(one[0], one[1]);
+    *(float2*)(to + 8 * n + 2 * at.quad) = make_float2(one[0][0], one[0][1]);
 }
 
 // From the product do U^T or Y U^T to the left operand `left`, with the weights of the columns of K', and to a tile in shared

@@ -1,17 +1,13 @@
 //! The backward sweep on Hopper, for GDN and GDN-2: `chunk_backward_hopper.cu` takes the place of `chunk_backward.cu` wherever
 //! [`HopperSweep`] takes that of the forward's, with kernels of the same names and results, up to rounding.
 
-use super::config::{Variant, channel_defines};
+use super::config::Variant;
 use super::launches::grid;
-use super::maps::Rows;
+use super::maps::{Rows, SPAN, TILE_BYTES};
 use super::sweep::{HopperSweep, WorkspaceMaps};
 use crate::Result;
 use crate::cuda::{Build, Grid, TensorMap, source};
 
-/// Columns of V of a block, and tokens of a chunk (`SPAN`, `CHUNK`).
-const SPAN: usize = 64;
-/// A tile of 64 rows of 64 operands.
-const TILE_BYTES: usize = SPAN * SPAN * 2;
 /// Chunks whose tiles for the role ahead of the chain are in shared memory at once, and those tiles: the scores and do.
 const AHEAD_TURNS: usize = 2;
 const AHEAD_TILES: usize = 2;
@@ -39,14 +35,7 @@ pub(super) struct BackwardParams<P> {
 impl HopperSweep {
     /// `chunk_backward`, and `chunk_segment_starts` where a sequence is cut.
     pub fn backward_build(&self) -> Result<Build> {
-        let mut defines = self.variant.defines()?;
-        if let Some(gates) = self.gates {
-            defines.extend(channel_defines(gates)?);
-        }
-        if self.cut {
-            defines.push(("CUT", "1".to_owned()));
-        }
-        Ok(Build { source: source("chunk_backward_hopper")?, defines })
+        Ok(Build { source: source("chunk_backward_hopper")?, defines: self.defines()? })
     }
 
     /// The launch of the backward sweep over all segments.
@@ -63,8 +52,7 @@ impl HopperSweep {
 
     /// The maps of the backward sweep, with those of `tokens` tokens of do at its address.
     pub fn backward_maps(&self, workspace: &WorkspaceMaps, tokens: usize, d_o: u64) -> Result<BackwardMaps> {
-        let Variant { input, value_dim, value_heads, .. } = self.variant;
-        let d_o = Rows { format: input, address: d_o, rows: tokens, heads: value_heads, columns: value_dim, pad: 0 };
+        let d_o = Rows::of_values(&self.variant, self.variant.input, d_o, tokens);
         Ok(BackwardMaps { workspace: *workspace, d_o: d_o.map(1)? })
     }
 }

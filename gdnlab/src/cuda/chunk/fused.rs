@@ -2,7 +2,7 @@
 
 use super::config::{Card, Config, Variant, worthwhile_segments};
 use super::launches::grid;
-use super::maps::Rows;
+use super::maps::{Rows, SPAN, TILE_BYTES};
 use super::params::ChunkParams;
 use super::passes::Tensors;
 use super::setup::{Mode, Setup};
@@ -12,10 +12,6 @@ use crate::precision::Format;
 use crate::problem::Shape;
 use crate::{Error, Result};
 
-/// Columns, tokens and bytes of a row of one tile (`SPAN`, `CHUNK`).
-const SPAN: usize = 64;
-const ELEMENT_BYTES: usize = 2;
-const TILE_BYTES: usize = SPAN * SPAN * ELEMENT_BYTES;
 /// Chunks whose q, k and v are in shared memory at once, and chunks that are prepared at once (`TURNS`, `READY`).
 const TURNS: usize = 3;
 const READY: usize = 3;

@@ -6,17 +6,13 @@
 
 use super::config::{Card, Config, Variant};
 use super::launches::grid;
-use super::maps::Rows;
+use super::maps::{Rows, SPAN, TILE_BYTES};
 use super::params::ChunkParams;
 use super::sweep::{HopperSweep, WorkspaceMaps};
 use crate::Result;
 use crate::cuda::{Build, Grid, TensorMap, source};
 use crate::precision::Format;
 
-/// Columns of a tile, and tokens of a chunk (`SPAN`, `CHUNK`).
-const SPAN: usize = 64;
-/// A tile of 64 rows of 64 operands.
-const TILE_BYTES: usize = SPAN * SPAN * 2;
 /// Chunks whose rows of do, U and Y are in shared memory at once (`TURNS`).
 const TURNS: usize = 2;
 /// No less than what is in shared memory besides tiles, and what their alignment takes.
@@ -90,8 +86,7 @@ impl HopperGradient {
             let rows = squares * rows;
             Rows { format: Format::F16, address, rows, heads: 1, columns, pad: 0 }.map(columns / SPAN)
         };
-        let d_o =
-            Rows { format: input, address: params.d_o, rows: tokens, heads: value_heads, columns: value_dim, pad: 0 };
+        let d_o = Rows::of_values(&self.variant, input, params.d_o, tokens);
         Ok(GradientMaps {
             queries: workspace.queries,
             keys: workspace.keys,

@@ -1,11 +1,14 @@
 //! Tiles of 64 rows for Hopper's copy engine, as its matrix instructions take operands.
 
+use super::config::Variant;
 use crate::cuda::{Swizzle, TensorMap, TileFormat, Tiles};
 use crate::precision::Format;
 use crate::{Error, Result};
 
-/// Rows of a tile: tokens of a chunk.
-const TILE_ROWS: usize = 64;
+/// Rows of a tile, and columns of one of 16-bit operands (`SPAN`): tokens of a chunk, columns of K or V.
+pub(super) const SPAN: usize = 64;
+/// A tile of 64 rows of 64 operands: T, the scores, and 64 columns of v, U or o.
+pub(super) const TILE_BYTES: usize = SPAN * SPAN_BYTES;
 /// Bytes of a row that lie together in shared memory (`SPAN_BYTES`).
 const SPAN_BYTES: usize = 128;
 
@@ -30,6 +33,12 @@ struct Axes {
 }
 
 impl Rows {
+    /// `tokens` tokens of v, do or w, all value heads: `[tokens, HV, V]`.
+    pub fn of_values(variant: &Variant, format: Format, address: u64, tokens: usize) -> Self {
+        let Variant { value_heads: heads, value_dim: columns, .. } = *variant;
+        Self { format, address, rows: tokens, heads, columns, pad: 0 }
+    }
+
     /// Tiles of `spans` spans: they lie one after the other in shared memory. Rows beyond the last are 0 there.
     pub fn map(&self, spans: usize) -> Result<TensorMap> {
         let Axes { shape, strides_bytes, tile } = self.axes(spans);
@@ -45,7 +54,7 @@ impl Rows {
         Axes {
             shape: [span, self.heads, rows, self.columns / span].map(|size| size as u64),
             strides_bytes: [row, self.heads * row, SPAN_BYTES].map(|bytes| bytes as u64),
-            tile: [span, 1, TILE_ROWS, spans].map(|size| size as u32),
+            tile: [span, 1, SPAN, spans].map(|size| size as u32),
         }
     }
 }

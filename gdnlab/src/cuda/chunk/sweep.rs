@@ -7,19 +7,15 @@
 
 use super::config::{Card, Config, PAD, Variant, channel_defines};
 use super::launches::grid;
-use super::maps::Rows;
+use super::maps::{Rows, SPAN, TILE_BYTES};
 use super::params::ChunkParams;
 use super::setup::Mode;
 use crate::Result;
 use crate::cuda::{Build, Gpu, Grid, TensorMap, source};
 use crate::precision::Format;
 
-/// Columns of V of a chain, and tokens of a chunk (`SPAN`, `CHUNK`).
-const SPAN: usize = 64;
 /// Bytes of an operand.
 const OPERAND_BYTES: usize = 2;
-/// A tile of 64 rows of 64 operands: T, the scores, v, U, o.
-const SQUARE_BYTES: usize = SPAN * SPAN * OPERAND_BYTES;
 /// Chunks that are in shared memory at once (`TURNS`).
 const STAGES: usize = 2;
 /// Room for the coefficients of a chunk, and for those that o is multiplied by.
@@ -124,8 +120,8 @@ impl HopperSweep {
         all.iter().map(Self::build).chain(all.first().map(Self::backward_build)).collect()
     }
 
-    /// `chunk_forward`, `chunk_states`, `chunk_retain` for GDN-2, and `chunk_segment_ends` where a sequence is cut.
-    pub fn build(&self) -> Result<Build> {
+    /// What both directions are compiled with.
+    pub(super) fn defines(&self) -> Result<Vec<(&'static str, String)>> {
         let mut defines = self.variant.defines()?;
         if let Some(gates) = self.gates {
             defines.extend(channel_defines(gates)?);
@@ -133,6 +129,12 @@ impl HopperSweep {
         if self.cut {
             defines.push(("CUT", "1".to_owned()));
         }
+        Ok(defines)
+    }
+
+    /// `chunk_forward`, `chunk_states`, `chunk_retain` for GDN-2, and `chunk_segment_ends` where a sequence is cut.
+    pub fn build(&self) -> Result<Build> {
+        let mut defines = self.defines()?;
         defines.push(("CHAINS", self.chains.to_string()));
         Ok(Build { source: source("chunk_sweep_hopper")?, defines })
     }
@@ -149,8 +151,8 @@ impl HopperSweep {
         let rows = SPAN * self.variant.key_dim * OPERAND_BYTES;
         let channels = self.gates.map_or(0, |gates| rows + self.chains * SPAN * SPAN * gates.bytes());
         let coefficients = COEFFICIENT_BYTES + OUTPUT_COEFFICIENT_BYTES;
-        let stage = 2 * (rows + SQUARE_BYTES) + self.chains * SQUARE_BYTES + channels + coefficients;
-        let chain = rows + 2 * SQUARE_BYTES;
+        let stage = 2 * (rows + TILE_BYTES) + self.chains * TILE_BYTES + channels + coefficients;
+        let chain = rows + 2 * TILE_BYTES;
         STAGES * stage + self.chains * chain + BARRIER_BYTES + ALIGNMENT_BYTES
     }
 
@@ -174,12 +176,11 @@ impl HopperSweep {
 
     /// All maps, with those of `tokens` tokens of v and of w, which GDN does not have, at their addresses.
     pub fn maps(&self, workspace: &WorkspaceMaps, tokens: usize, v: u64, w: Option<u64>) -> Result<SweepMaps> {
-        let Variant { input, value_dim: columns, value_heads: heads, .. } = self.variant;
         let of = |format: Format, address| {
             let spans = self.chains * format.bytes() / OPERAND_BYTES;
-            Rows { format, address, rows: tokens, heads, columns, pad: 0 }.map(spans)
+            Rows::of_values(&self.variant, format, address, tokens).map(spans)
         };
-        let v = of(input, v)?;
+        let v = of(self.variant.input, v)?;
         let w = match (self.gates, w) {
             (Some(gates), Some(address)) => of(gates, address)?,
             _ => v,
