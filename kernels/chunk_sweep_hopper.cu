@@ -9,14 +9,16 @@
 //   chains    a warpgroup for each 64 columns of V. S^T (64 x K) stays in binary32 accumulators and is the left operand of
 //             R^T = beta v^T - (beta e^G k S)^T; then U^T = R^T T^T and S^T <- e^{G_C} S^T + U^T k. Nothing else is on the way
 //             from chunk to chunk.
-//   output    a warpgroup that follows the chains half a chunk behind: it gets S^T and U^T as operands in shared memory, and
-//             makes o^T = s (e^G S^T q + U^T P^T) of them, or keeps them for the backward. One of its threads brings the tiles
-//             of the next chunks by the copy engine.
+//   mover     a warp that brings the tiles of the next chunks by the copy engine, and three that take o to memory, where a chain
+//             makes o^T = s (e^G S^T q + U^T P^T) by itself
+//   output    in place of the mover where operands are kept for the backward, and for GDN-2, whose tiles leave no room for more
+//             than two chunks: it follows the chains half a chunk behind, gets S^T and U^T as operands in shared memory, and makes
+//             o^T of them or keeps them. One of its threads brings the tiles.
 //
 // Compiled into the functions of chunk_forward.cu, with the same precision. Scales of f16 operands are those of one warp to a
 // group there: one for a warp's 16 columns of V and a whole chunk. Blocks of T and P above the diagonal are zeros.
 //
-// Compiled in besides what chunk.cuh says: CHAINS, 1 or 2.
+// Compiled in besides what chunk.cuh says: CHAINS, 1 or 2, which changes no bit.
 #ifndef CHAINS
 #define CHAINS 1
 #endif
@@ -39,9 +41,13 @@ struct ChunkSweepParams {
 static_assert(MODE == MODE_F16, "operands are f16");
 
 constexpr int CHAIN_THREADS = 128 * CHAINS, ALL_THREADS = CHAIN_THREADS + 128;
-constexpr int CHAIN_REGISTERS = 192, OUTPUT_REGISTERS = 120; // of a thread where there are two chains
-constexpr int TURNS = 2; // chunks whose tiles are in shared memory at once
+enum Pass { OUTPUT, STATES, ENDS, BOTH };
+template <Pass Of> constexpr bool IS_ALONE = !CHANNELS && (Of == OUTPUT || Of == ENDS); // with a mover
+// Of a thread where there are two chains: of the chains, and of the output or the mover.
+template <Pass Of> constexpr int CHAIN_REGISTERS = IS_ALONE<Of> ? 232 : 192;
+template <Pass Of> constexpr int OTHER_REGISTERS = IS_ALONE<Of> ? 40 : 120;
 constexpr float LARGEST_POWER = 1.7014118e38f; // 2^127
+constexpr float LEAST_PART = 8.2718061e-25f;   // 2^-80
 #if CHANNELS
 constexpr u32 GATE_TILES = CHAINS * (u32)sizeof(GATE) / 2;
 #else
@@ -56,31 +62,46 @@ constexpr u32 GATES_AT = VALUES_AT + CHAINS * TILE_BYTES;
 constexpr u32 CHAIN_TILES = GATES_AT / TILE_BYTES + GATE_TILES;
 constexpr u32 SCORES_AT = SPANS * TILE_BYTES, OUTPUT_TILES = SPANS + 1;
 
-struct Shared {
-    Tile chain[TURNS][CHAIN_TILES];
-    Tile output[TURNS][OUTPUT_TILES];
+// What a chain hands to the output.
+template <bool Alone> struct Handed {
     Tile state[CHAINS][SPANS]; // S^T, rows are columns of V
     Tile writes[CHAINS];       // U^T
-    Tile turned[CHAINS];       // o or U on their way to memory, rows are tokens
-    float coefficients[TURNS][COEFFICIENT_NUMBERS];
-    float output_coefficients[TURNS][2 * CHUNK]; // DECAY and QUERY
     float state_unit[CHAINS][4], write_unit[CHAINS][4]; // what turns the operands of a warp's rows back
-    Barrier chain_filled[TURNS], chain_free[TURNS];     // by the copies, by the chain
-    u32 chain_left[TURNS];                              // where there are two: their warps that have read the tiles
-    Barrier output_filled[TURNS], output_free[TURNS];   // by the copies, by the output
     Barrier state_ready[CHAINS], writes_ready[CHAINS];  // by a chain
     Barrier state_free[CHAINS], writes_free[CHAINS];    // by the output
 };
+// Or o to the mover, warp by warp.
+template <> struct Handed<true> {
+    Barrier o_ready[4 * CHAINS], o_free[4 * CHAINS];
+};
+template <bool Alone> struct Shared {
+    static constexpr int TURNS = Alone ? 3 : 2; // chunks whose tiles are in shared memory at once
+    Tile chain[TURNS][CHAIN_TILES];
+    Tile output[TURNS][OUTPUT_TILES];
+    Tile turned[CHAINS]; // o or U on their way to memory, rows are tokens
+    Handed<Alone> handed;
+    float coefficients[TURNS][COEFFICIENT_NUMBERS];
+    float output_coefficients[Alone ? 1 : TURNS][2 * CHUNK]; // DECAY and QUERY, where an output reads them
+    Barrier chain_filled[TURNS], chain_free[TURNS];   // by the copies, by the chains
+    u32 chain_left[TURNS];                            // where there are two and an output: their warps that have read the tiles
+    Barrier output_filled[TURNS], output_free[TURNS]; // by the copies, by the output
+};
 static_assert(QUERY == DECAY + 1, "one copy brings both");
-static_assert(sizeof(Shared) <= (TURNS * (CHAIN_TILES + OUTPUT_TILES) + CHAINS * (SPANS + 2)) * TILE_BYTES + TURNS * 5120 + 2048,
-              "the launch has as much");
+template <bool Alone> constexpr u32 TILES_AT_ONCE =
+    Shared<Alone>::TURNS * (CHAIN_TILES + OUTPUT_TILES) + CHAINS * (Alone ? 1 : SPANS + 2);
+constexpr u32 OTHER_BYTES = (CHANNELS ? 3 : 2) * 4096; // no less than what is in shared memory besides tiles
+static_assert(sizeof(Shared<false>) <= TILES_AT_ONCE<false> * TILE_BYTES + OTHER_BYTES, "the launch has as much");
+static_assert(CHANNELS || sizeof(Shared<true>) <= TILES_AT_ONCE<true> * TILE_BYTES + OTHER_BYTES, "the launch has as much");
 
-enum Pass { OUTPUT, STATES, ENDS, BOTH };
+__device__ __forceinline__ int number_of_block(const ChunkSweepParams& params) {
+    return params.first_segment + params.segment_step * (int)blockIdx.z;
+}
 
 // What all roles know of a block.
-struct Block {
+template <bool Alone> struct Block {
+    static constexpr int TURNS = Shared<Alone>::TURNS;
     const ChunkSweepParams& params;
-    Shared& s;
+    Shared<Alone>& s;
     Segment segment;
     int head, qk_head, first_column;
     bool identity; // columns of the identity and v = 0
@@ -121,11 +142,12 @@ struct Block {
         const int stage = turn % TURNS;
         const u32 to = shared_address(s.output[stage]);
         Barrier* barrier = s.output_filled + stage;
-        barrier_expect(barrier, OUTPUT_TILES * TILE_BYTES + 2 * CHUNK * 4);
+        barrier_expect(barrier, OUTPUT_TILES * TILE_BYTES + (Alone ? 0 : 2 * CHUNK * 4));
         copy_tile(to, params.queries, {0, 0, row_of(turn), 0}, barrier);
         copy_tile(to + SCORES_AT, params.scores, {0, 0, (int)square_of(turn) * CHUNK, 0}, barrier);
-        copy_bulk(s.output_coefficients[stage], params.chunk.coefficients + square_of(turn) * COEFFICIENT_NUMBERS + DECAY * CHUNK,
-                  2 * CHUNK * 4, barrier);
+        if constexpr (!Alone)
+            copy_bulk(s.output_coefficients[stage], params.chunk.coefficients + square_of(turn) * COEFFICIENT_NUMBERS + DECAY * CHUNK,
+                      2 * CHUNK * 4, barrier);
     }
 };
 
@@ -192,28 +214,61 @@ __device__ __forceinline__ void load_writes(OwnTokens& writes, u32 tiles, u32 ch
     }
 }
 
-template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block) {
-    constexpr bool Output = Of == OUTPUT || Of == BOTH, Keep = Of == STATES || Of == BOTH;
+// o^T = s (e^G S^T q + U^T P^T), in two steps: S^T q in units of U, then, with U^T P^T added to it, its elements.
+// Units of U are no less than 2^-80 of those of S (clamp_unit), so the first stays finite.
+__device__ __forceinline__ void weigh_read(OwnTokens& read, const float* decays, float state_unit, float write_unit, u32 quad) {
+    const float unit = state_unit * inverse_of(write_unit);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) weight_columns(read[n], *(const float2*)(decays + 8 * n + 2 * quad), unit);
+}
+__device__ __forceinline__ float clamp_unit(float write_unit, float state_unit) { return fmaxf(write_unit, state_unit * LEAST_PART); }
+__device__ __forceinline__ void turn_output(u32 to, const OwnTokens& sum, const float* queries, float scale_unit, float write_unit,
+                                            u32 quad) {
+    const float unit = __fmul_rz(scale_unit, write_unit); // never infinite, since the sum may be zero; likewise below
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+        u32 pairs[4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            float2 query = *(const float2*)(queries + 8 * (n + m) + 2 * quad);
+            query.x = __fmul_rz(query.x, unit);
+            query.y = __fmul_rz(query.y, unit);
+            pairs[2 * m] = pair_of_inputs(sum[n + m][0] * query.x, sum[n + m][1] * query.y);
+            pairs[2 * m + 1] = pair_of_inputs(sum[n + m][2] * query.x, sum[n + m][3] * query.y);
+        }
+        store_matrices_transposed(to + 8 * n * SPAN_BYTES, pairs);
+    }
+}
+
+// Brings a state to the wanted scale where the one that it is held in is too large, or 8 times too small.
+__device__ __forceinline__ void keep_in_range(OwnState& state, Scale& held, Scale wanted) {
+    if (wanted.factor < held.factor || wanted.factor > 8.0f * held.factor) rescale(state, held, wanted);
+}
+
+template <Pass Of> __device__ __forceinline__ void run_chain(const Block<IS_ALONE<Of>>& block) {
+    constexpr bool Output = Of == OUTPUT || Of == BOTH, Keep = Of == STATES || Of == BOTH, Alone = IS_ALONE<Of>;
+    constexpr int TURNS = Shared<Alone>::TURNS;
     // The rows of GDN-2 are rounded for their decay, so the rest of the other operand alone would not help.
     constexpr bool Rest = !CHANNELS && Of != OUTPUT;
     const ChunkParams& p = block.params.chunk;
-    Shared& s = block.s;
+    Shared<Alone>& s = block.s;
     const Segment& segment = block.segment;
     const Place at = place_of_warp();
     const u32 chain = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
     const int first_column = block.first_column + 16 * at.group, turns = block.turns();
     const LeftPlace place(warp, at.lane);
-    const u32 state_tile = shared_address(s.state[chain]), writes_tile = shared_address(s.writes + chain);
     OwnState state;
-    const long long of_segment = (long long)segment.number * p.value_heads + block.head;
-    const long long of_sequence = (long long)segment.sequence * p.value_heads + block.head;
     const bool turned = p.state_transposed;
-    if (Of == ENDS && block.identity)
-        load_identity(state, first_column, at);
-    else if (segment.first)
-        load_state(state, p.initial_state, state_place(of_sequence, turned, VD, first_column, at));
-    else
-        load_state(state, Of == ENDS ? nullptr : p.segment_states, state_place(of_segment, true, VD, first_column, at));
+    {
+        const long long of_segment = (long long)segment.number * p.value_heads + block.head;
+        const long long of_sequence = (long long)segment.sequence * p.value_heads + block.head;
+        if (Of == ENDS && block.identity)
+            load_identity(state, first_column, at);
+        else if (segment.first)
+            load_state(state, p.initial_state, state_place(of_sequence, turned, VD, first_column, at));
+        else
+            load_state(state, Of == ENDS ? nullptr : p.segment_states, state_place(of_segment, true, VD, first_column, at));
+    }
     float largest_state = largest_of(state);
     Scale held = {1.0f, 1.0f}; // `state` is S times held.factor
 
@@ -224,7 +279,8 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         const float* weight = s.coefficients[stage];
         const long long part = block.square_of(turn) * (VD / 16) + first_column / 16;
 
-        rescale(state, held, scale_for(largest_state));
+        keep_in_range(state, held, scale_for(largest_state));
+        const float state_unit = held.inverse;
         Left left[KD / 16];
 #pragma unroll
         for (int c = 0; c < KD / 16; ++c) left[c] = make_left(state[2 * c], state[2 * c + 1], 1.0f);
@@ -234,34 +290,53 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         warpgroup_fence();
         start_left_product(right, left, tiles);
         warpgroup_commit();
+        OwnTokens read; // S^T q, then o^T
+        if constexpr (Alone && Output) {
+            barrier_wait(s.output_filled + stage, turn / TURNS & 1);
+            hold(read);
+            warpgroup_fence();
+            start_left_product(read, left, shared_address(s.output[stage]));
+            warpgroup_commit();
+        }
         auto hand_state = [&] {
-            if (!Output && !Keep) return;
-            if (turn > 0) barrier_wait(s.state_free + chain, turn - 1 & 1);
+            if constexpr (!Alone && (Output || Keep)) {
+                if (turn > 0) barrier_wait(s.handed.state_free + chain, turn - 1 & 1);
+                const u32 to = shared_address(s.handed.state[chain]);
 #pragma unroll
-            for (int c = 0; c < KD / 16; ++c) store_matrices(state_tile + c / 4 * TILE_BYTES + place(c % 4), left[c].r);
-            if (at.lane == 0) s.state_unit[chain][warp] = held.inverse;
-            warp_arrive(s.state_ready + chain, at.lane);
-            if (Keep) keep_scale(p.state_scales, part, held.inverse, at);
+                for (int c = 0; c < KD / 16; ++c) store_matrices(to + c / 4 * TILE_BYTES + place(c % 4), left[c].r);
+                if (at.lane == 0) s.handed.state_unit[chain][warp] = state_unit;
+                warp_arrive(s.handed.state_ready + chain, at.lane);
+                if (Keep) keep_scale(p.state_scales, part, state_unit, at);
+            }
         };
+        // What has to come from shared memory is asked for before a product is waited for.
+        const float decay = largest_decay(weight);
+        float2 reads[8];
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            reads[n] = *(const float2*)(weight + READ * CHUNK + 8 * n + 2 * at.quad);
+            reads[n].x *= state_unit;
+            reads[n].y *= state_unit;
+        }
         OwnTokens values;
         load_writes(values, tiles, chain, weight, block.identity ? 0 : block.length_of(turn), at);
         if (CHAINS == 2) hand_state(); // two chains have no registers to hold it longer
-        warpgroup_wait<0>();
+        warpgroup_wait<Alone && Output ? 1 : 0>();
         hold(right);
 
         // R^T = beta v^T - (beta e^G k S)^T
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            float2 read = *(const float2*)(weight + READ * CHUNK + 8 * n + 2 * at.quad);
-            read.x *= held.inverse;
-            read.y *= held.inverse;
+        for (int n = 0; n < 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) right[n][e] = fmaf(-(e % 2 ? read.y : read.x), right[n][e], values[n][e]);
-        }
+            for (int e = 0; e < 4; ++e) right[n][e] = fmaf(-(e % 2 ? reads[n].y : reads[n].x), right[n][e], values[n][e]);
         const Scale right_scale = scale_for(largest_in_chains(right));
         Left rounded[4], rest[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) rounded[c] = make_left(right[2 * c], right[2 * c + 1], right_scale.factor);
+        // One of the rests at once where registers are few: it takes the place of what it is made of.
+        constexpr int AtOnce = Alone && Output && CHAINS == 2 ? 1 : 0;
+        auto make_rest = [&](int c) { rest[c] = make_left_rest(right[2 * c], right[2 * c + 1], right_scale.factor, rounded[c]); };
+        if (AtOnce) make_rest(0);
 
         // U^T = R^T T^T. What rounding leaves of R is multiplied too: it is the cheapest of the roundings between S and U to avoid.
         OwnTokens writes;
@@ -271,38 +346,45 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         warpgroup_commit();
         hold(right);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) rest[c] = make_left_rest(right[2 * c], right[2 * c + 1], right_scale.factor, rounded[c]);
+        for (int c = AtOnce; c < 4; ++c) make_rest(c);
         warpgroup_fence();
         start_more_product(writes, rest, tiles + INVERSE_AT);
         warpgroup_commit();
         // What others wait for, and what the state needs anyway, while the tensor cores are busy.
         if (CHAINS == 1) hand_state();
-        decay_state(state, largest_decay(weight), weight, 1.0f, at);
+        decay_state(state, decay, weight, 1.0f, at);
         hold(state);
-        warpgroup_wait<0>();
-        hold(writes);
-
-        // S^T <- e^{G_C} S^T + (e^{G_C - G} U)^T K'. The largest of what is left: a decay may have wiped out the largest U.
-        float most[4] = {};
         float2 kept[8];
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
             kept[n] = *(const float2*)(weight + WRITE * CHUNK + 8 * n + 2 * at.quad);
             kept[n].x *= right_scale.inverse;
             kept[n].y *= right_scale.inverse;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) most[e] = fmaxf(most[e], fabsf(writes[n][e] * (e % 2 ? kept[n].y : kept[n].x)));
         }
+        warpgroup_wait<0>();
+        hold(writes);
+        if constexpr (Alone && Output) hold(read);
+
+        // S^T <- e^{G_C} S^T + (e^{G_C - G} U)^T K'. The largest of what is left: a decay may have wiped out the largest U.
+        float most[4] = {}, plain_most[4] = {};
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float of_both = fmaxf(fabsf(writes[n][e]), fabsf(writes[n][e + 2]));
+                const int chain = 2 * (n % 2) + e;
+                plain_most[chain] = fmaxf(plain_most[chain], of_both);
+                most[chain] = fmaxf(most[chain], fabsf(of_both * (e ? kept[n].y : kept[n].x)));
+            }
         const Scale added = scale_for(warp_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]))));
         // The scale says what the largest of the added operands is, up to a factor of 2.
-        largest_state = fmaf(largest_decay(weight), largest_state, MOST_GROWTH * 32768.0f * added.inverse);
-        const Scale next = scale_for(largest_state);
-        rescale(state, held, next);
+        largest_state = fmaf(decay, largest_state, MOST_GROWTH * 32768.0f * added.inverse);
+        keep_in_range(state, held, scale_for(largest_state));
         Left weighted[4], weighted_rest[4];
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
-            kept[n].x = fminf(kept[n].x * next.factor, LARGEST_POWER);
-            kept[n].y = fminf(kept[n].y * next.factor, LARGEST_POWER);
+            kept[n].x = fminf(kept[n].x * held.factor, LARGEST_POWER);
+            kept[n].y = fminf(kept[n].y * held.factor, LARGEST_POWER);
         }
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
@@ -319,19 +401,37 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         start_state_product(state, weighted, tiles + WRITE_KEYS_AT);
         if (Rest) start_state_product(state, weighted_rest, tiles + WRITE_KEYS_AT);
         warpgroup_commit();
-        if (Output || Keep) {
-            const Scale plain = scale_for(largest_in_chains(writes) * right_scale.inverse);
-            const float unit = ratio(plain, right_scale);
-            if (turn > 0) barrier_wait(s.writes_free + chain, turn - 1 & 1);
+        if constexpr (Output || Keep) {
+            const float largest = warp_max(fmaxf(fmaxf(plain_most[0], plain_most[1]), fmaxf(plain_most[2], plain_most[3])));
+            const float plain = clamp_unit(scale_for(largest * right_scale.inverse).inverse, state_unit);
+            const float unit = ratio({inverse_of(plain), plain}, right_scale);
+            Left own[4];
 #pragma unroll
-            for (int c = 0; c < 4; ++c) store_matrices(writes_tile + place(c), make_left(writes[2 * c], writes[2 * c + 1], unit).r);
-            if (at.lane == 0) s.write_unit[chain][warp] = plain.inverse;
-            warp_arrive(s.writes_ready + chain, at.lane);
-            if (Keep) keep_scale(p.write_scales, part, plain.inverse, at);
+            for (int c = 0; c < 4; ++c) own[c] = make_left(writes[2 * c], writes[2 * c + 1], unit);
+            if constexpr (Alone) {
+                weigh_read(read, weight + DECAY * CHUNK, state_unit, plain, at.quad);
+                hold(read);
+                warpgroup_fence();
+                start_more_product(read, own, shared_address(s.output[stage]) + SCORES_AT);
+                warpgroup_commit();
+                if (turn > 0) barrier_wait(s.handed.o_free + at.group, turn - 1 & 1);
+                warpgroup_wait<0>();
+                hold(read);
+                turn_output(shared_address(s.turned + chain) + turned_place(warp, at.lane), read, weight + QUERY * CHUNK, p.scale_unit,
+                            plain, at.quad);
+                warp_arrive(s.handed.o_ready + at.group, at.lane);
+            } else {
+                if (turn > 0) barrier_wait(s.handed.writes_free + chain, turn - 1 & 1);
+#pragma unroll
+                for (int c = 0; c < 4; ++c) store_matrices(shared_address(s.handed.writes + chain) + place(c), own[c].r);
+                if (at.lane == 0) s.handed.write_unit[chain][warp] = plain;
+                warp_arrive(s.handed.writes_ready + chain, at.lane);
+                if (Keep) keep_scale(p.write_scales, part, plain, at);
+            }
         }
         warpgroup_wait<0>();
         hold(state);
-        if (CHAINS == 2) {
+        if (CHAINS == 2 && !Alone) {
             __syncwarp();
             if (at.lane == 0 && is_last<4 * CHAINS>(s.chain_left + stage)) block.fill_chain(turn + TURNS);
             __syncwarp();
@@ -341,9 +441,13 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
         if (turn % LOOK_UP_EVERY == LOOK_UP_EVERY - 1) largest_state = largest_in_chains(state) * held.inverse;
     }
 
-    if (Output && segment.last)
+    // Once more, so that none of it is in registers all the time.
+    const Segment after = segment_of_number(p, number_of_block(block.params));
+    const long long of_segment = (long long)after.number * p.value_heads + block.head;
+    const long long of_sequence = (long long)after.sequence * p.value_heads + block.head;
+    if (Output && after.last)
         store_state(state, p.final_state, state_place(of_sequence, turned, VD, first_column, at), held.inverse);
-    if (Output && block.params.relay && !segment.last)
+    if (Output && block.params.relay && !after.last)
         store_state(state, p.segment_states, state_place(of_segment + p.value_heads, true, VD, first_column, at), held.inverse);
     if (Of == ENDS) {
         if (block.identity) {
@@ -355,10 +459,12 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block& block)
     }
 }
 
-template <Pass Of> __device__ __forceinline__ void run_output(const Block& block) {
+template <Pass Of> __device__ __forceinline__ void run_output(const Block<false>& block) {
     constexpr bool Output = Of == OUTPUT || Of == BOTH, Keep = Of == STATES || Of == BOTH;
+    constexpr int TURNS = Shared<false>::TURNS;
     const ChunkParams& p = block.params.chunk;
-    Shared& s = block.s;
+    Shared<false>& s = block.s;
+    Handed<false>& handed = s.handed;
     const u32 thread = threadIdx.x - CHAIN_THREADS, warp = thread / 32, lane = thread % 32, quad = lane % 4;
     const int turns = block.turns();
     const LeftPlace place(warp, lane);
@@ -380,39 +486,40 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
             Tile& tile = s.turned[chain];
             const u32 to_tile = shared_address(&tile) + turned;
             const int first_column = block.first_column + SPAN * chain;
-            OwnTokens read, written;
-            barrier_wait(s.state_ready + chain, turn & 1);
+            OwnTokens read;
+            barrier_wait(handed.state_ready + chain, turn & 1);
             Left left[KD / 16];
             if (Output) {
 #pragma unroll
-                for (int c = 0; c < KD / 16; ++c) load_matrices(left[c].r, shared_address(s.state[chain] + c / 4) + place(c % 4));
+                for (int c = 0; c < KD / 16; ++c) load_matrices(left[c].r, shared_address(handed.state[chain] + c / 4) + place(c % 4));
                 hold(read);
                 warpgroup_fence();
                 start_left_product(read, left, tiles);
                 warpgroup_commit();
             }
-            const float state_unit = s.state_unit[chain][warp];
-            if (Keep) store_rows(p.states + (block.square_of(turn) * VD + first_column) * KD, s.state[chain], warp, lane);
-            warp_arrive(s.state_free + chain, lane);
+            const float state_unit = handed.state_unit[chain][warp];
+            if (Keep) store_rows(p.states + (block.square_of(turn) * VD + first_column) * KD, handed.state[chain], warp, lane);
+            warp_arrive(handed.state_free + chain, lane);
             if (Output) {
                 warpgroup_wait<0>();
                 hold(read);
             }
 
-            barrier_wait(s.writes_ready + chain, turn & 1);
+            barrier_wait(handed.writes_ready + chain, turn & 1);
+            const float write_unit = handed.write_unit[chain][warp];
             Left own[4];
             if (Output) {
 #pragma unroll
-                for (int c = 0; c < 4; ++c) load_matrices(own[c].r, shared_address(s.writes + chain) + place(c));
-                hold(written);
+                for (int c = 0; c < 4; ++c) load_matrices(own[c].r, shared_address(handed.writes + chain) + place(c));
+                weigh_read(read, weight, state_unit, write_unit, quad);
+                hold(read);
                 warpgroup_fence();
-                start_left_product(written, own, tiles + SCORES_AT);
+                start_more_product(read, own, tiles + SCORES_AT);
                 warpgroup_commit();
             }
-            const float write_unit = s.write_unit[chain][warp];
             if (Keep) {
                 // Turned around: rows become tokens.
-                const u32 from = shared_address(s.writes + chain);
+                const u32 from = shared_address(handed.writes + chain);
                 __syncwarp();
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
@@ -423,32 +530,11 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
                 __syncwarp();
                 store_turned(p.writes + block.square_of(turn) * CHUNK * VD + first_column, VD, tile, warp, lane, CHUNK);
             }
-            warp_arrive(s.writes_free + chain, lane);
+            warp_arrive(handed.writes_free + chain, lane);
             if (Output) {
                 warpgroup_wait<0>();
-                // o^T = s (e^G S^T q + U^T P^T)
-                hold(written);
-#pragma unroll
-                for (int n = 0; n < 8; n += 2) {
-                    u32 pairs[4];
-#pragma unroll
-                    for (int m = 0; m < 2; ++m) {
-                        const int i = 8 * (n + m) + 2 * quad;
-                        float2 decay = *(const float2*)(weight + i), query = *(const float2*)(weight + CHUNK + i);
-                        decay.x *= state_unit;
-                        decay.y *= state_unit;
-                        query.x *= p.scale_unit;
-                        query.y *= p.scale_unit;
-                        float o[4];
-#pragma unroll
-                        for (int e = 0; e < 4; ++e)
-                            o[e] = fmaf(read[n + m][e], e % 2 ? decay.y : decay.x, written[n + m][e] * write_unit) *
-                                   (e % 2 ? query.y : query.x);
-                        pairs[2 * m] = pair_of_inputs(o[0], o[1]);
-                        pairs[2 * m + 1] = pair_of_inputs(o[2], o[3]);
-                    }
-                    store_matrices_transposed(to_tile + 8 * n * SPAN_BYTES, pairs);
-                }
+                hold(read);
+                turn_output(to_tile, read, weight + CHUNK, p.scale_unit, write_unit, quad);
                 __syncwarp();
                 INPUT* const o = p.o + ((long long)block.token_of(turn) * p.value_heads + block.head) * VD + first_column;
                 store_turned(o, (long long)p.value_heads * VD, tile, warp, lane, block.length_of(turn));
@@ -470,39 +556,78 @@ template <Pass Of> __device__ __forceinline__ void run_output(const Block& block
     }
 }
 
+// Brings the tiles of all chunks, and takes o to memory.
+template <Pass Of> __device__ __forceinline__ void run_mover(const Block<true>& block) {
+    constexpr int TURNS = Shared<true>::TURNS;
+    const ChunkParams& p = block.params.chunk;
+    Shared<true>& s = block.s;
+    const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int turns = block.turns();
+    if (warp == 3) {
+        if (lane != 0) return;
+#pragma unroll 1
+        for (int turn = 0; turn < turns; ++turn) {
+            if (turn >= TURNS) barrier_wait(s.chain_free + turn % TURNS, turn / TURNS - 1 & 1);
+            block.fill_chain(turn);
+            if (Of == OUTPUT) block.fill_output(turn);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int turn = 0; turn < (Of == OUTPUT ? turns : 0); ++turn) {
+        INPUT* const o = p.o + ((long long)block.token_of(turn) * p.value_heads + block.head) * VD + block.first_column;
+#pragma unroll 1
+        for (u32 of = warp; of < 4 * CHAINS; of += 3) {
+            barrier_wait(s.handed.o_ready + of, turn & 1);
+            store_turned(o + of / 4 * SPAN, (long long)p.value_heads * VD, s.turned[of / 4], of % 4, lane, block.length_of(turn));
+            warp_arrive(s.handed.o_free + of, lane);
+        }
+    }
+}
+
 template <Pass Of> __device__ __forceinline__ void sweep(const ChunkSweepParams& params) {
     extern __shared__ __align__(1024) u8 shared[];
     const ChunkParams& p = params.chunk;
+    constexpr bool Alone = IS_ALONE<Of>;
     if (Of == ENDS) let_next_kernel_start();
     wait_for_kernel_before();
-    const Segment segment = segment_of_number(p, params.first_segment + params.segment_step * (int)blockIdx.z);
+    const Segment segment = segment_of_number(p, number_of_block(params));
     const bool identity = Of == ENDS && blockIdx.x >= VD / COLUMNS; // blocks beyond the columns of V take those of the identity
     if (Of == ENDS && (segment.last || (identity && segment.first))) return;
-    Shared& s = *(Shared*)shared;
+    constexpr int TURNS = Shared<Alone>::TURNS;
+    Shared<Alone>& s = *(Shared<Alone>*)shared;
     const int first_column = ((int)blockIdx.x - (identity ? VD / COLUMNS : 0)) * COLUMNS, head = blockIdx.y;
-    const Block block = {params, s, segment, head, head / (p.value_heads / p.qk_heads), first_column, identity};
+    const Block<Alone> block = {params, s, segment, head, head / (p.value_heads / p.qk_heads), first_column, identity};
     if (threadIdx.x == 0) {
         for (int i = 0; i < TURNS; ++i) {
             barrier_init(s.chain_filled + i);
-            barrier_init(s.chain_free + i, 4);
+            barrier_init(s.chain_free + i, Alone ? 4 * CHAINS : 4);
             s.chain_left[i] = 0;
             barrier_init(s.output_filled + i);
             barrier_init(s.output_free + i, 4);
         }
-        for (int i = 0; i < CHAINS; ++i) {
-            barrier_init(s.state_ready + i, 4);
-            barrier_init(s.writes_ready + i, 4);
-            barrier_init(s.state_free + i, 4);
-            barrier_init(s.writes_free + i, 4);
+        if constexpr (Alone) {
+            for (int i = 0; i < 4 * CHAINS; ++i) {
+                barrier_init(s.handed.o_ready + i);
+                barrier_init(s.handed.o_free + i);
+            }
+        } else {
+            for (int i = 0; i < CHAINS; ++i) {
+                barrier_init(s.handed.state_ready + i, 4);
+                barrier_init(s.handed.writes_ready + i, 4);
+                barrier_init(s.handed.state_free + i, 4);
+                barrier_init(s.handed.writes_free + i, 4);
+            }
         }
     }
     __syncthreads();
     if (threadIdx.x < CHAIN_THREADS) {
-        if (CHAINS == 2) take_registers<CHAIN_REGISTERS>();
+        if (CHAINS == 2) take_registers<CHAIN_REGISTERS<Of>>();
         run_chain<Of>(block);
     } else {
-        if (CHAINS == 2) give_registers<OUTPUT_REGISTERS>();
-        run_output<Of>(block);
+        if (CHAINS == 2) give_registers<OTHER_REGISTERS<Of>>();
+        if constexpr (Alone) run_mover<Of>(block);
+        else run_output<Of>(block);
     }
 }
 #define SWEEP(name, of)                                                                                                  \

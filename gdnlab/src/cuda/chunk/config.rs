@@ -32,10 +32,12 @@ pub(super) const MOST_WARPS: usize = 8;
 /// Value heads from which one warp takes all of K: they fill the GPU well enough, even those of a single sequence.
 const MANY_VALUE_HEADS: usize = 24;
 /// Segments of a long sequence, times value heads: with the columns of the identity beside those of V, they fill the GPU
-/// once.
-const SEGMENT_HEADS: usize = 33;
-/// Chunks of a segment at the least, and segments of a sequence that is worth cutting: it is read twice then.
-const LEAST_CHUNKS: usize = 32;
+/// once. And chunks of a segment at the least.
+const SEGMENTS: Segments = Segments { heads: 33, least_chunks: 32 };
+/// The same for models of few value heads, whose batches fill it less often: twice, in blocks of twice the columns.
+const SEGMENTS_OF_FEW: Segments = Segments { heads: 66, least_chunks: 16 };
+const FEW_VALUE_HEADS: usize = 8;
+/// Segments of a sequence that is worth cutting: it is read twice then.
 const LEAST_SEGMENTS: usize = 3;
 /// Key dimensions from which two warps share K whatever the heads, since one has too few registers.
 const LARGE_KEY_DIM: usize = 192;
@@ -112,9 +114,17 @@ pub struct GradientTile {
     pub stages: usize,
 }
 
-/// As many as `wanted` segments of `chunks` chunks, or 1 where they would be too short or too few.
-pub(super) fn worthwhile_segments(wanted: usize, chunks: usize) -> usize {
-    let segments = usize::min(wanted, chunks / LEAST_CHUNKS);
+/// How long sequences are cut.
+pub(super) struct Segments {
+    /// Of a sequence, times value heads.
+    pub heads: usize,
+    /// Chunks of a segment at the least.
+    pub least_chunks: usize,
+}
+
+/// As many as `wanted` segments of `chunks` chunks, or 1 where they would be shorter than `least_chunks`, or too few.
+pub(super) fn worthwhile_segments(wanted: usize, chunks: usize, least_chunks: usize) -> usize {
+    let segments = usize::min(wanted, chunks / least_chunks);
     if segments >= LEAST_SEGMENTS { segments } else { 1 }
 }
 
@@ -146,7 +156,9 @@ impl Variant {
     /// Segments into which a sequence of `chunks` chunks is cut, which then run side by side. The sums of a state have
     /// another order then, so the batch has no say.
     pub fn segments(&self, chunks: usize) -> usize {
-        worthwhile_segments(1 + SEGMENT_HEADS / self.value_heads.max(1), chunks)
+        let Segments { heads, least_chunks } =
+            if self.value_heads <= FEW_VALUE_HEADS { SEGMENTS_OF_FEW } else { SEGMENTS };
+        worthwhile_segments(1 + heads / self.value_heads.max(1), chunks, least_chunks)
     }
 
     /// What there is to do side by side for `sequences`; an empty one is nothing.

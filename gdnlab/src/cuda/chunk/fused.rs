@@ -6,7 +6,6 @@ use super::maps::{Rows, SPAN, TILE_BYTES};
 use super::params::ChunkParams;
 use super::passes::Tensors;
 use super::setup::{Mode, Setup};
-use super::sweep::fills_wide_blocks;
 use crate::cuda::{Build, Gpu, Grid, TensorMap, source};
 use crate::precision::Format;
 use crate::problem::Shape;
@@ -21,6 +20,8 @@ const OTHER_BYTES: usize = 24 << 10;
 const WARPGROUP: usize = 128;
 /// Segments of a long sequence, times value heads: they fill an H200 once.
 const SEGMENT_HEADS: usize = 132;
+/// Chunks of a segment at the least.
+const LEAST_CHUNKS: usize = 32;
 /// Value heads up to which a sequence is cut: more of them fill the GPU better uncut.
 const FEW_VALUE_HEADS: usize = 16;
 
@@ -83,14 +84,17 @@ impl Fused {
         if variant.value_heads > FEW_VALUE_HEADS {
             return 1;
         }
-        worthwhile_segments(SEGMENT_HEADS / variant.value_heads.max(1), chunks)
+        worthwhile_segments(SEGMENT_HEADS / variant.value_heads.max(1), chunks, LEAST_CHUNKS)
     }
 
     /// The block for `segments` segments of all sequences together: as wide as leaves no more than half of the
     /// multiprocessors idle. No bit of a result depends on it.
     pub fn new(setup: &Setup, segments: usize, cut: bool, card: &Card) -> Self {
-        let wide = fills_wide_blocks(&setup.variant(), segments, cut, card);
-        Self { consumers: if wide { 2 } else { 1 } }
+        let Variant { key_dim, value_dim, value_heads, .. } = setup.variant();
+        let columns = 2 * SPAN;
+        let divide = value_dim.is_multiple_of(columns) && (!cut || key_dim.is_multiple_of(columns));
+        let blocks = segments.saturating_mul(value_heads).saturating_mul(value_dim / columns);
+        Self { consumers: if divide && blocks > card.multiprocessors / 2 { 2 } else { 1 } }
     }
 
     /// `chunk_fused_forward`, and `chunk_fused_segment_ends` where a sequence is cut.

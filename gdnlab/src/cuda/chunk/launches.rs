@@ -140,7 +140,7 @@ impl Launches {
         let of_forward = |name, columns, queries| {
             let kernel = forward.function(name)?;
             Ok::<_, Error>(match hopper {
-                Some(hopper) => Step::Sweep(kernel, hopper.grid(segments, columns)?),
+                Some(hopper) => Step::Sweep(kernel, hopper.grid(segments, columns, name == "chunk_states")?),
                 None => {
                     let blocks = [config.blocks_of(columns), shape.value_heads, segments];
                     Step::Chunk(kernel, grid(blocks, config.sweep_threads(), config.sweep_bytes(queries))?)

@@ -114,7 +114,7 @@ impl Passes {
         let card = Card::from(gpu);
         let (config, table) = specialise(&setup, &card)?;
         let fused = setup.options.fused.then(|| Fused::new(&setup, table.segments(), config.cut, &card));
-        let hopper = if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, table.segments()) };
+        let hopper = if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, &table, setup.backward) };
         let launches = match &fused {
             Some(fused) => Launches::fused(gpu, &config, &setup, &table, fused)?,
             None => Launches::new(gpu, &config, &setup, &table, hopper.as_ref())?,

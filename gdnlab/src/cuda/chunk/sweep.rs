@@ -5,27 +5,26 @@
 //! give the same results, up to rounding. Which of the two runs follows from the model and the GPU ([`HopperSweep::takes`]),
 //! never from the batch.
 
-use super::config::{Card, Config, PAD, Variant, channel_defines};
+use super::config::{Config, PAD, Variant, channel_defines};
 use super::launches::grid;
 use super::maps::{Rows, SPAN, TILE_BYTES};
 use super::params::ChunkParams;
 use super::setup::Mode;
+use super::table::ChunkTable;
 use crate::Result;
 use crate::cuda::{Build, Gpu, Grid, TensorMap, source};
 use crate::precision::Format;
 
 /// Bytes of an operand.
 const OPERAND_BYTES: usize = 2;
-/// Chunks that are in shared memory at once (`TURNS`).
-const STAGES: usize = 2;
-/// Room for the coefficients of a chunk, and for those that o is multiplied by.
-const COEFFICIENT_BYTES: usize = 4096;
-const OUTPUT_COEFFICIENT_BYTES: usize = 1024;
-/// Room for barriers and scales, and for the alignment of what follows.
-const BARRIER_BYTES: usize = 2048;
+/// No less than what is in shared memory besides tiles, of GDN and of GDN-2 (`OTHER_BYTES`), and room for the tiles' alignment.
+const OTHER_BYTES: [usize; 2] = [2 * 4096, 3 * 4096];
 const ALIGNMENT_BYTES: usize = 1024;
-/// Threads of a warpgroup: there is one for each chain, and one that follows them with the output.
+/// Threads of a warpgroup: there is one for each chain, and the mover or the output.
 const WARPGROUP: usize = 128;
+/// Time of a chunk in a block of two chains over that in a block of one: 2.7 over 1.9 us in a forward, 3.4 over 1.8 us where
+/// operands are kept for the backward, whose plans run both.
+const WIDE_CHUNK: [f64; 2] = [1.42, 1.66];
 /// Compute capability of Hopper.
 const HOPPER: (u32, u32) = (9, 0);
 
@@ -92,26 +91,63 @@ impl HopperSweep {
             && variant.value_dim.is_multiple_of(SPAN)
     }
 
-    /// The sweeps of a problem of `segments` segments, `None` where `gpu` is no Hopper or they do not take the model.
-    /// `gates` is the format of w for GDN-2.
-    pub fn on(gpu: &Gpu, config: &Config, gates: Option<Format>, segments: usize) -> Option<Self> {
-        let taken = gpu.capability == HOPPER && Self::takes(&config.variant);
-        taken.then(|| Self::new(config, gates, segments, &Card::from(gpu)))
+    /// The sweeps of a problem with these chunks, `None` where `gpu` is no Hopper or they do not take the model. `gates` is the
+    /// format of w for GDN-2; `keeps` where a backward needs states.
+    pub fn on(gpu: &Gpu, config: &Config, gates: Option<Format>, table: &ChunkTable, keeps: bool) -> Option<Self> {
+        let multiprocessors = gpu.multiprocessors as usize;
+        if gpu.capability == HOPPER { Self::quickest(config, gates, table, keeps, multiprocessors) } else { None }
     }
 
-    fn new(config: &Config, gates: Option<Format>, segments: usize, card: &Card) -> Self {
-        let Config { variant, cut, .. } = *config;
-        // Two chains of GDN-2 are more than shared memory holds.
-        let wide = gates.is_none() && fills_wide_blocks(&variant, segments, cut, card);
-        Self { variant, gates, cut, chains: if wide { 2 } else { 1 } }
+    /// Of the shapes of blocks the one whose sweeps end first on that many multiprocessors.
+    fn quickest(
+        config: &Config,
+        gates: Option<Format>,
+        table: &ChunkTable,
+        keeps: bool,
+        multiprocessors: usize,
+    ) -> Option<Self> {
+        let time = |sweep: &Self| sweep.time(table, keeps, multiprocessors);
+        Self::all(config, gates).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
     }
 
-    /// All shapes of blocks that [`HopperSweep::on`] chooses from.
+    /// Time of the sweeps of a forward, in chunks of a block of one chain. Blocks start in the order of the launch, each as
+    /// soon as there is a multiprocessor for it.
+    fn time(&self, table: &ChunkTable, keeps: bool, multiprocessors: usize) -> f64 {
+        let Variant { key_dim, value_dim, value_heads, .. } = self.variant;
+        let of_sweep = |columns: &dyn Fn(usize) -> usize| {
+            let mut free = vec![0; multiprocessors.max(1)];
+            for (segment, pair) in table.segment.windows(2).enumerate() {
+                let blocks = columns(segment) / (SPAN * self.chains) * value_heads;
+                // Whole rounds keep all multiprocessors alike.
+                let (rounds, rest) = (blocks / free.len(), blocks % free.len());
+                let chunks = (pair[1] - pair[0]) as usize;
+                free.iter_mut().for_each(|end| *end += rounds * chunks);
+                free.sort_unstable();
+                free[..rest].iter_mut().for_each(|end| *end += chunks);
+            }
+            free.into_iter().max().unwrap_or_default()
+        };
+        let forward = of_sweep(&|_| value_dim);
+        // The last segment of a sequence has no end that is needed, and the first begins with a known state.
+        let ends = of_sweep(&|segment| {
+            let of = |segment: usize| table.segment_sequence.get(segment);
+            let (last, first) = (of(segment) != of(segment + 1), segment == 0 || of(segment) != of(segment - 1));
+            if last { 0 } else { value_dim + if first { 0 } else { key_dim } }
+        });
+        let chunk = if self.chains == 1 { 1.0 } else { WIDE_CHUNK[usize::from(keeps)] };
+        chunk * (forward + ends) as f64
+    }
+
+    /// All shapes of blocks that [`HopperSweep::on`] chooses from, narrow ones first.
     pub fn all(config: &Config, gates: Option<Format>) -> Vec<Self> {
-        let of = |multiprocessors| Self::new(config, gates, 1, &Card { multiprocessors, shared_bytes_per_block: 0 });
-        let mut all = if Self::takes(&config.variant) { vec![of(usize::MAX), of(0)] } else { Vec::new() };
-        all.dedup();
-        all
+        let Config { variant, cut, .. } = *config;
+        let divides = |columns: usize| {
+            variant.value_dim.is_multiple_of(columns) && (!cut || variant.key_dim.is_multiple_of(columns))
+        };
+        // Two chains of GDN-2 are more than shared memory holds.
+        let most = if gates.is_none() && divides(2 * SPAN) { 2 } else { 1 };
+        let most = if Self::takes(&variant) { most } else { 0 };
+        (1..=most).map(|chains| Self { variant, gates, cut, chains }).collect()
     }
 
     /// The sources of all of them, and of the backward sweep.
@@ -139,21 +175,24 @@ impl HopperSweep {
         Ok(Build { source: source("chunk_sweep_hopper")?, defines })
     }
 
-    /// The launch over `columns` columns: those of V, and of the identity where segments are joined.
-    pub fn grid(&self, segments: usize, columns: usize) -> Result<Grid> {
+    /// The launch over `columns` columns: those of V, and of the identity where segments are joined. `keeps` where operands
+    /// are kept for the backward.
+    pub fn grid(&self, segments: usize, columns: usize, keeps: bool) -> Result<Grid> {
         let blocks = [columns / (SPAN * self.chains), self.variant.value_heads, segments];
-        grid(blocks, WARPGROUP * (self.chains + 1), self.shared_bytes())
+        grid(blocks, WARPGROUP * (self.chains + 1), self.shared_bytes(keeps))
     }
 
-    /// Dynamic shared memory of a block, in bytes: the same for all kernels.
-    fn shared_bytes(&self) -> usize {
-        // A tile of keys or queries, or 64 columns of the state.
-        let rows = SPAN * self.variant.key_dim * OPERAND_BYTES;
-        let channels = self.gates.map_or(0, |gates| rows + self.chains * SPAN * SPAN * gates.bytes());
-        let coefficients = COEFFICIENT_BYTES + OUTPUT_COEFFICIENT_BYTES;
-        let stage = 2 * (rows + TILE_BYTES) + self.chains * TILE_BYTES + channels + coefficients;
-        let chain = rows + 2 * TILE_BYTES;
-        STAGES * stage + self.chains * chain + BARRIER_BYTES + ALIGNMENT_BYTES
+    /// Dynamic shared memory of a block, in bytes.
+    fn shared_bytes(&self, keeps: bool) -> usize {
+        // Tiles of keys or queries, or of 64 columns of the state.
+        let spans = self.variant.key_dim / SPAN;
+        let channels = self.gates.map_or(0, |gates| spans + self.chains * gates.bytes() / OPERAND_BYTES);
+        let stage = 2 * (spans + 1) + self.chains + channels;
+        let moves = self.gates.is_none() && !keeps;
+        let stages = if moves { 3 } else { 2 };
+        let of_chain = if moves { 1 } else { spans + 2 };
+        let tiles = stages * stage + self.chains * of_chain;
+        tiles * TILE_BYTES + OTHER_BYTES[usize::from(self.gates.is_some())] + ALIGNMENT_BYTES
     }
 
     /// The maps of the workspace whose sizes and addresses are in `params`; `write_keys` is the address of those keys.
@@ -187,15 +226,6 @@ impl HopperSweep {
         };
         Ok(SweepMaps { workspace: *workspace, v, w })
     }
-}
-
-/// Whether blocks of 128 columns of V, rather than 64, leave no more than half of the multiprocessors idle: with `segments`
-/// segments of all sequences together, and columns that divide so.
-pub(super) fn fills_wide_blocks(variant: &Variant, segments: usize, cut: bool, card: &Card) -> bool {
-    let wide = 2 * SPAN;
-    let divide = variant.value_dim.is_multiple_of(wide) && (!cut || variant.key_dim.is_multiple_of(wide));
-    let blocks = segments.saturating_mul(variant.value_heads).saturating_mul(variant.value_dim / wide);
-    divide && blocks > card.multiprocessors / 2
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use super::super::HEAD_DIMS;
-use super::super::config::Work;
+use super::super::config::{Card, Work};
 use super::*;
 
 const H200: Card = Card { multiprocessors: 132, shared_bytes_per_block: 232_448 };
@@ -36,11 +36,11 @@ fn every_block_fits_into_shared_memory_and_blocks_divide_the_columns() {
     for variant in variants() {
         for (gates, cut) in GATES.into_iter().flat_map(|gates| [(gates, false), (gates, true)]) {
             for sweep in HopperSweep::all(&config(variant, cut), gates) {
-                let grid = sweep.grid(1, variant.value_dim).unwrap();
+                let grid = sweep.grid(1, variant.value_dim, true).unwrap();
                 assert!(grid.shared_bytes as usize <= H200.shared_bytes_per_block, "{sweep:?}: {grid:?}");
                 assert_eq!(grid.blocks[0] as usize * SPAN * sweep.chains, variant.value_dim, "{sweep:?}");
                 let columns = variant.value_dim + variant.key_dim;
-                let of_all = sweep.grid(1, columns).unwrap();
+                let of_all = sweep.grid(1, columns, false).unwrap();
                 assert!(!cut || of_all.blocks[0] as usize * SPAN * sweep.chains == columns, "{sweep:?}");
             }
         }
@@ -50,12 +50,17 @@ fn every_block_fits_into_shared_memory_and_blocks_divide_the_columns() {
 #[test]
 fn sizes_are_those_that_the_kernels_count_on() {
     let sweep = |gates, chains| HopperSweep { variant: VARIANT, gates, cut: false, chains };
-    let bytes = |gates, chains| sweep(gates, chains).shared_bytes();
-    assert_eq!((bytes(None, 1), bytes(None, 2)), (160_768, 209_920));
-    assert_eq!((bytes(Some(Format::F32), 1), bytes(Some(Format::Bf16), 1)), (226_304, 209_920));
-    let grid = sweep(None, 2).grid(7, 256).unwrap();
+    let bytes = |gates, chains| [false, true].map(|keeps| sweep(gates, chains).shared_bytes(keeps));
+    let (tiles, other) = (|tiles: usize, coefficients: usize| tiles * 8192 + coefficients + 1024, 2 * 4096);
+    assert_eq!(
+        (bytes(None, 1), bytes(None, 2)),
+        ([tiles(22, other), tiles(18, other)], [tiles(26, other), tiles(24, other)])
+    );
+    let gdn2 = [Format::F32, Format::Bf16].map(|format| bytes(Some(format), 1));
+    assert_eq!(gdn2, [tiles(26, 12_288), tiles(24, 12_288)].map(|bytes| [bytes; 2]));
+    let grid = sweep(None, 2).grid(7, 256, false).unwrap();
     assert_eq!((grid.blocks, grid.threads), ([2, 16, 7], 384));
-    assert_eq!(sweep(None, 1).grid(7, 256).unwrap().blocks, [4, 16, 7]);
+    assert_eq!(sweep(None, 1).grid(7, 256, false).unwrap().blocks, [4, 16, 7]);
     assert_eq!(
         size_of::<SweepParams<ChunkParams>>(),
         7 * 128 + (size_of::<ChunkParams>() + 3 * size_of::<i32>()).next_multiple_of(128)
@@ -63,14 +68,28 @@ fn sizes_are_those_that_the_kernels_count_on() {
 }
 
 #[test]
-fn blocks_are_wide_where_they_fill_the_gpu() {
-    let chains = |variant, gates, segments, cut| HopperSweep::new(&config(variant, cut), gates, segments, &H200).chains;
-    assert_eq!([1, 4, 5, 1000].map(|segments| chains(VARIANT, None, segments, false)), [1, 1, 2, 2]);
-    assert_eq!(chains(Variant { value_dim: 256, ..VARIANT }, None, 3, true), 2);
-    assert_eq!(chains(Variant { value_dim: 192, ..VARIANT }, None, 1000, false), 1);
-    let small = Variant { key_dim: 64, ..VARIANT };
-    assert_eq!((chains(small, None, 1000, false), chains(small, None, 1000, true)), (2, 1));
-    assert_eq!(chains(VARIANT, Some(Format::Bf16), 1000, false), 1);
+fn blocks_are_wide_where_the_sweeps_end_sooner() {
+    let sweeps = |variant: Variant, chunks: &[usize], keeps| {
+        let ends = chunks.iter().scan(0, |end, n| {
+            *end += 64 * n;
+            Some(*end - 64 * n..*end)
+        });
+        let sequences: Vec<_> = ends.collect();
+        let table = ChunkTable::new(&sequences, &variant).unwrap();
+        HopperSweep::quickest(&config(variant, table.is_cut()), None, &table, keeps, 132).unwrap().chains
+    };
+    let many = Variant { value_heads: 64, ..VARIANT };
+    assert_eq!([1, 2, 4, 100].map(|n| sweeps(many, &vec![128; n], false)), [1, 2, 2, 2]);
+    // One long sequence takes as long as all others together.
+    assert_eq!([[448, 64], [256, 256], [64, 448]].map(|chunks| sweeps(many, &chunks, false)), [1, 2, 1]);
+    // 4 sequences in 3 segments: 384 blocks, and of the ends 128 x 2 + 128 x 4, each of 20 chunks.
+    assert_eq!(
+        (sweeps(VARIANT, &[60; 4], false), sweeps(VARIANT, &[96; 4], false), sweeps(VARIANT, &[96; 4], true)),
+        (1, 2, 1)
+    );
+    assert_eq!(sweeps(Variant { value_dim: 192, ..VARIANT }, &[1; 1000], false), 1);
+    let none = ChunkTable::new(&[], &VARIANT).unwrap();
+    assert_eq!(HopperSweep::quickest(&config(VARIANT, false), Some(Format::Bf16), &none, true, 132).unwrap().chains, 1);
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Launches {
             let build = hopper.map_or_else(|| config.forward(sweep), HopperSweep::build)?;
             let kernel = gpu.module(&build)?.function(name)?;
             Ok::<_, Error>(match hopper {
-                Some(hopper) => Step::Sweep(kernel, hopper.grid(table.segments(), columns)?),
+                Some(hopper) => Step::Sweep(kernel, hopper.grid(table.segments(), columns, true)?),
                 None => Step::Chunk(kernel, grid_of(columns, sweep, tiles)?),
             })
         };

@@ -64,7 +64,7 @@ impl Plan {
         let work = variant.work(&setup.sequences);
         let config = Config::new(variant, setup.options.gates, setup.raw(), work, &Card::from(gpu))?;
         let table = ChunkTable::new(&setup.sequences, &variant)?;
-        let hopper = HopperSweep::on(gpu, &config.sweep, Some(config.gates), table.segments());
+        let hopper = HopperSweep::on(gpu, &config.sweep, Some(config.gates), &table, true);
         let launches = Launches::new(gpu, &config, &setup, &table, hopper.as_ref())?;
         let new =
             |(name, dims, format): (&'static str, Vec<usize>, Format)| DeviceTensor::new(gpu, name, &dims, format);

@@ -87,7 +87,8 @@ impl Relay {
             return Ok(None);
         }
         let first: Vec<usize> = table.sequence.iter().map(|&chunk| chunk as usize).collect();
-        let [columns, heads, sequences] = hopper.grid(table.segments(), shape.value_dim)?.blocks.map(|n| n as usize);
+        let [columns, heads, sequences] =
+            hopper.grid(table.segments(), shape.value_dim, true)?.blocks.map(|n| n as usize);
         let Some(parts) = Parts::of(&first, columns * heads * sequences, gpu.multiprocessors as usize) else {
             return Ok(None);
         };
