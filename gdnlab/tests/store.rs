@@ -148,6 +148,9 @@ fn files_of_a_web_server_are_named_one_by_one() {
         assert_eq!(refused.status.code(), Some(2), "{address}");
         assert!(text(&refused.stderr).contains(expected), "{address}: {}", text(&refused.stderr));
     }
+    let refused = merge(port, &[first, "-o", &address("merged.jsonl")]);
+    assert!(text(&refused.stderr).contains("a web server is read, not written: expected"), "{}", text(&refused.stderr));
+    assert_eq!(refused.status.code(), Some(2));
 }
 
 #[test]

@@ -162,18 +162,23 @@ impl Plot {
         panel.labels_below(canvas, &columns)?;
         panel.frame(canvas, &format!("{}: relative RMS error against float64", side.words))?;
         panel.caption(canvas, "time over the floor, geometric mean over rows")?;
-        for (name, mean) in &side.speeds {
-            let at = x.at(*mean);
-            let errors: Vec<&FoundError> = side.errors.iter().filter(|error| error.implementation == *name).collect();
-            if errors.is_empty() {
-                let line = [(at, panel.top), (at, panel.bottom)];
-                canvas.draw(&DashedPathElement::new(line, 12, 10, color_of(name).stroke_width(3)))?;
-                continue;
-            }
+        let errors_of =
+            |name: &str| side.errors.iter().filter(|error| error.implementation == name).collect::<Vec<_>>();
+        let (measured, dashed): (Vec<_>, Vec<_>) =
+            side.speeds.iter().partition(|(name, _)| !errors_of(name).is_empty());
+        for (name, mean) in dashed {
+            let line = [(x.at(*mean), panel.top), (x.at(*mean), panel.bottom)];
+            canvas.draw(&DashedPathElement::new(line, 12, 10, color_of(name).stroke_width(3)))?;
+        }
+        for (name, mean) in measured {
+            let (at, errors) = (x.at(*mean), errors_of(name));
             let places: Vec<i32> = errors.iter().map(|error| y.at(error.rel_rms)).collect();
             let labels = panel::apart(&places, LABEL_GAP);
             for ((error, place), label) in errors.iter().zip(&places).zip(labels) {
                 canvas.draw(&Circle::new((at, *place), 10, color_of(name).filled()))?;
+                // Over what the label would lie on otherwise.
+                let (left, right) = (at + 14, at + 22 + style::width(&error.tensor, SMALL));
+                canvas.draw(&Rectangle::new([(left, label - 11), (right, label + 11)], WHITE.filled()))?;
                 let ink = style::text(SMALL, color_of(name), HPos::Left, VPos::Center);
                 canvas.draw_text(&error.tensor, &ink, (at + 18, label))?;
             }

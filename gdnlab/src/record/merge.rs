@@ -69,8 +69,10 @@ pub enum Machines {
 pub enum Why {
     /// The line is there once more.
     Repeated(Place),
-    /// The same was measured again, later or at the same second but read later.
+    /// The same was measured again, later.
     Older(Place),
+    /// The same was measured in the same second, with another result, which was read later.
+    Differs(Place),
     /// It is of a machine that was not asked for.
     OtherMachine(String),
 }
@@ -92,6 +94,7 @@ impl fmt::Display for Dropped {
         match &self.why {
             Why::Repeated(place) => write!(f, "the same line as {place}"),
             Why::Older(place) => write!(f, "measured again in {place}"),
+            Why::Differs(place) => write!(f, "another result of the same second stands in {place}"),
             Why::OtherMachine(machine) => write!(f, "of {machine}"),
         }
     }
@@ -161,7 +164,13 @@ pub fn merge(sources: &[Source], machines: &Machines) -> Result<Merged> {
             continue;
         }
         let other = &lines[winner];
-        let why = if other.text == line.text { Why::Repeated } else { Why::Older };
+        let utc = |line: &Line| line.record.environment.utc.clone();
+        let why = match other.text == line.text {
+            true => Why::Repeated,
+            // Other spaces are no other result.
+            false if utc(other) == utc(line) && other.record != line.record => Why::Differs,
+            false => Why::Older,
+        };
         let (place, what) = (line.place.clone(), line.what.clone());
         merged.dropped.push(Dropped { place, what, why: why(other.place.clone()) });
     }

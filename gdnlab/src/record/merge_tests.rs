@@ -52,6 +52,15 @@ fn of_one_measurement_the_newest_stays_whichever_file_holds_it() {
 }
 
 #[test]
+fn another_result_of_the_same_second_is_told_from_a_later_one() {
+    let of = |ms| timed("H200", "2026-11-30T01:00:00Z", 64, ms);
+    let merged = merge(&sources(&[&[of(1.0)], &[of(2.0)]]), &Machines::One).unwrap();
+    assert_eq!(latencies(&merged), [2.0]);
+    assert!(matches!(merged.dropped[0].why, Why::Differs(_)), "{:?}", merged.dropped);
+    assert!(merged.dropped[0].to_string().contains("another result of the same second stands in"));
+}
+
+#[test]
 fn lines_stay_as_they_were_written_and_a_repeated_one_stays_once() {
     let records: Vec<Record> = (1..=3).map(|n| timed("H200", "2026-11-30T01:00:00Z", 64 * n, 0.1 * n as f64)).collect();
     let mut all = sources(&[&records, &records[1..]]);

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 /// Why records were left out.
 const REPEATED: &str = "whose line is there once more";
 const OLDER: &str = "measured again later";
+const DIFFERS: &str = "with another result of the same second, read later: one of the two was edited or mixed up";
 const OTHER_MACHINE: &str = "of another machine";
 /// Of the records that were left out for one reason, so many are shown.
 const EXAMPLES: usize = 3;
@@ -81,7 +82,7 @@ impl Args {
 
 fn summary(merged: &Merged, output: &str) -> String {
     let mut text = String::new();
-    for reason in [REPEATED, OLDER, OTHER_MACHINE] {
+    for reason in [REPEATED, OLDER, DIFFERS, OTHER_MACHINE] {
         let dropped: Vec<&Dropped> = merged.dropped.iter().filter(|dropped| in_words(&dropped.why) == reason).collect();
         if dropped.is_empty() {
             continue;
@@ -113,6 +114,7 @@ fn in_words(why: &Why) -> &'static str {
     match why {
         Why::Repeated(_) => REPEATED,
         Why::Older(_) => OLDER,
+        Why::Differs(_) => DIFFERS,
         Why::OtherMachine(_) => OTHER_MACHINE,
     }
 }

@@ -80,6 +80,12 @@ pub fn sources(address: &str) -> Result<Vec<Source>> {
 /// [`Error::Input`] where a file is there, and as [`sources`].
 pub fn write(address: &str, text: String) -> Result<()> {
     let place = Place::of(address)?;
+    if !place.lists {
+        return Err(Error::input(format!(
+            "{address}: a web server is read, not written: expected a path, or an address such as s3://bucket/file.jsonl, \
+             gs://bucket/file.jsonl or az://container/file.jsonl"
+        )));
+    }
     let new = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
     let put = place.store.put_opts(&place.path, PutPayload::from(text), new);
     match runtime()?.block_on(put) {
