@@ -89,7 +89,7 @@ fn title(ends: &[(&str, f64)], seeds: &[&str], last: f64) -> String {
     let furthest_kernel = of(false).max_by(|a, b| a.1.total_cmp(&b.1));
     match nearest_seed.zip(furthest_kernel) {
         Some(((seed, at), (kernel, to))) => {
-            format!("After {last} steps {kernel} is {} times as far as {seed}", axis::short(to / at))
+            format!("After {last} steps {kernel} has moved the model {} times as far as {seed}", axis::short(to / at))
         }
         None => "Distance of trainings from the first one".to_owned(),
     }
@@ -111,7 +111,15 @@ mod tests {
         )
         .unwrap();
         let figure = trainings_apart(&table, &["other data"], "the footer").unwrap();
-        check(&figure, &["After 100 steps bf16 is 0.010 times as far as other data", "steps", "the footer", "10⁻³"]);
+        check(
+            &figure,
+            &[
+                "After 100 steps bf16 has moved the model 0.010 times as far as other data",
+                "steps",
+                "the footer",
+                "10⁻³",
+            ],
+        );
         assert!(figure.description().contains("bf16: 1.0e-2; other data: 1.0e0"), "{}", figure.description());
         assert!(trainings_apart(&table.head(Some(0)), &[], "").is_err());
     }

@@ -96,19 +96,37 @@ pub fn bias_by_group(tests: &DataFrame, tensor: &str, direction: &str, footer: &
         }
     };
     let panels = ORDERED.iter().map(panel).collect();
-    let found: Vec<String> = kernels
+    let counts: Vec<(&str, usize, usize)> = kernels
         .iter()
         .map(|kernel| {
             let of_kernel = || wanted.iter().filter(|row| row.kernel == *kernel);
-            let biased = of_kernel().filter(|row| row.holm < LEVEL).count();
-            format!("{kernel}: {biased} of {}", of_kernel().count())
+            (*kernel, of_kernel().filter(|row| row.holm < LEVEL).count(), of_kernel().count())
         })
         .collect();
-    let title = format!("Groups of {tensor} with a bias {direction}: {}", found.join(", "));
-    let description = format!("Mean signed error {direction} of {tensor} by position and magnitude. {title}.");
-    // A title has room for the first words; the numbers stand in the description too.
-    let short = format!("Bias {direction} of {tensor} by position and by magnitude of the truth");
-    draw(short, description, footer, &kernels, panels)
+    let found: Vec<String> = counts.iter().map(|(kernel, biased, of)| format!("{kernel}: {biased} of {of}")).collect();
+    let description = format!(
+        "Mean signed error {direction} of {tensor} by position and magnitude. Groups of {tensor} with a bias {direction}: {}.",
+        found.join(", ")
+    );
+    draw(title_of_groups(&counts, tensor, direction), description, footer, &kernels, panels)
+}
+
+/// The kernel with the most biased groups, beside the others: names with the number of biased groups and of all.
+fn title_of_groups(counts: &[(&str, usize, usize)], tensor: &str, direction: &str) -> String {
+    let Some((kernel, biased, of)) = counts.iter().max_by_key(|(_, biased, _)| *biased) else { return String::new() };
+    let others = counts.iter().filter(|(name, ..)| name != kernel).map(|(_, biased, _)| *biased).max();
+    match (*biased, others) {
+        (0, _) => format!("No group of {tensor} is biased {direction}"),
+        (_, None) => format!("{kernel}: {biased} of {of} groups of {tensor} are biased {direction}"),
+        (_, Some(0)) => {
+            format!("{kernel}: {biased} of {of} groups of {tensor} are biased {direction}, of the others none")
+        }
+        (_, Some(most)) => {
+            format!(
+                "{kernel}: {biased} of {of} groups of {tensor} are biased {direction}, of the others at most {most}"
+            )
+        }
+    }
 }
 
 fn draw(title: String, description: String, footer: &str, kernels: &[&str], panels: Vec<ChartPanel>) -> Result<Figure> {
@@ -188,6 +206,18 @@ mod tests {
     use super::super::tests::check;
     use super::*;
     use gdnlab_deps::polars::prelude::df;
+
+    #[test]
+    fn the_title_names_the_kernel_with_the_most_biased_groups() {
+        let title = |counts: &[(&str, usize, usize)]| title_of_groups(counts, "o", "outward");
+        assert_eq!(title(&[("a", 0, 24), ("b", 0, 24)]), "No group of o is biased outward");
+        assert_eq!(
+            title(&[("a", 23, 24), ("b", 0, 24)]),
+            "a: 23 of 24 groups of o are biased outward, of the others none"
+        );
+        assert!(title(&[("a", 1, 24), ("b", 5, 24)]).ends_with("of the others at most 1"));
+        assert_eq!(title(&[("a", 1, 24)]), "a: 1 of 24 groups of o are biased outward");
+    }
 
     #[test]
     fn biased_tensors_are_filled_and_named() {
