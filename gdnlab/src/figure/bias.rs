@@ -108,23 +108,21 @@ pub fn bias_by_group(tests: &DataFrame, tensor: &str, direction: &str, footer: &
         "Mean signed error {direction} of {tensor} by position and magnitude. Groups of {tensor} with a bias {direction}: {}.",
         found.join(", ")
     );
-    draw(title_of_groups(&counts, tensor, direction), description, footer, &kernels, panels)
+    draw(title_of_groups(&counts, tensor), description, footer, &kernels, panels)
 }
 
 /// The kernel with the most biased groups, beside the others: names with the number of biased groups and of all.
-fn title_of_groups(counts: &[(&str, usize, usize)], tensor: &str, direction: &str) -> String {
+fn title_of_groups(counts: &[(&str, usize, usize)], tensor: &str) -> String {
     let Some((kernel, biased, of)) = counts.iter().max_by_key(|(_, biased, _)| *biased) else { return String::new() };
     let others = counts.iter().filter(|(name, ..)| name != kernel).map(|(_, biased, _)| *biased).max();
     match (*biased, others) {
-        (0, _) => format!("No group of {tensor} is biased {direction}"),
-        (_, None) => format!("{kernel}: {biased} of {of} groups of {tensor} are biased {direction}"),
+        (0, _) => format!("No group of {tensor} has a bias"),
+        (_, None) => format!("{kernel}: {biased} of {of} groups of {tensor} have a bias"),
         (_, Some(0)) => {
-            format!("{kernel}: {biased} of {of} groups of {tensor} are biased {direction}, of the others none")
+            format!("{kernel}: {biased} of {of} groups of {tensor} have a bias, of the others none")
         }
         (_, Some(most)) => {
-            format!(
-                "{kernel}: {biased} of {of} groups of {tensor} are biased {direction}, of the others at most {most}"
-            )
+            format!("{kernel}: {biased} of {of} groups of {tensor} have a bias, of the others at most {most}")
         }
     }
 }
@@ -209,14 +207,11 @@ mod tests {
 
     #[test]
     fn the_title_names_the_kernel_with_the_most_biased_groups() {
-        let title = |counts: &[(&str, usize, usize)]| title_of_groups(counts, "o", "outward");
-        assert_eq!(title(&[("a", 0, 24), ("b", 0, 24)]), "No group of o is biased outward");
-        assert_eq!(
-            title(&[("a", 23, 24), ("b", 0, 24)]),
-            "a: 23 of 24 groups of o are biased outward, of the others none"
-        );
+        let title = |counts: &[(&str, usize, usize)]| title_of_groups(counts, "o");
+        assert_eq!(title(&[("a", 0, 24), ("b", 0, 24)]), "No group of o has a bias");
+        assert_eq!(title(&[("a", 23, 24), ("b", 0, 24)]), "a: 23 of 24 groups of o have a bias, of the others none");
         assert!(title(&[("a", 1, 24), ("b", 5, 24)]).ends_with("of the others at most 1"));
-        assert_eq!(title(&[("a", 1, 24)]), "a: 1 of 24 groups of o are biased outward");
+        assert_eq!(title(&[("a", 1, 24)]), "a: 1 of 24 groups of o have a bias");
     }
 
     #[test]
