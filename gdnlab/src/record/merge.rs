@@ -165,11 +165,12 @@ pub fn merge(sources: &[Source], machines: &Machines) -> Result<Merged> {
         }
         let other = &lines[winner];
         let utc = |line: &Line| line.record.environment.utc.clone();
-        let why = match other.text == line.text {
-            true => Why::Repeated,
-            // Other spaces are no other result.
-            false if utc(other) == utc(line) && other.record != line.record => Why::Differs,
-            false => Why::Older,
+        let why = if other.text == line.text {
+            Why::Repeated
+        } else if utc(other) == utc(line) && other.record != line.record {
+            Why::Differs // and not in its spaces alone
+        } else {
+            Why::Older
         };
         let (place, what) = (line.place.clone(), line.what.clone());
         merged.dropped.push(Dropped { place, what, why: why(other.place.clone()) });

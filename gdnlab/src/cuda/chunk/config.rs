@@ -161,6 +161,11 @@ impl Variant {
         worthwhile_segments(1 + heads / self.value_heads.max(1), chunks, least_chunks)
     }
 
+    /// Whether blocks of so many columns divide those of V, and of the identity where sequences are cut.
+    pub(super) fn divides_into(&self, columns: usize, cut: bool) -> bool {
+        self.value_dim.is_multiple_of(columns) && (!cut || self.key_dim.is_multiple_of(columns))
+    }
+
     /// What there is to do side by side for `sequences`; an empty one is nothing.
     pub fn work(&self, sequences: &[Range<usize>]) -> Work {
         let segments = |tokens: &Range<usize>| self.segments(tokens.len().div_ceil(self.chunk()));
@@ -199,8 +204,7 @@ impl Config {
         let mut blocks = GROUPS
             .into_iter()
             .filter(|groups| groups * variant.split() <= MOST_WARPS)
-            .filter(|groups| variant.value_dim.is_multiple_of(GROUP_COLUMNS * groups))
-            .filter(|groups| !cut || variant.key_dim.is_multiple_of(GROUP_COLUMNS * groups))
+            .filter(|groups| variant.divides_into(GROUP_COLUMNS * groups, cut))
             .map(|groups| Self { groups, ..config })
             .filter(fits);
         config = blocks

@@ -90,11 +90,10 @@ impl Fused {
     /// The block for `segments` segments of all sequences together: as wide as leaves no more than half of the
     /// multiprocessors idle. No bit of a result depends on it.
     pub fn new(setup: &Setup, segments: usize, cut: bool, card: &Card) -> Self {
-        let Variant { key_dim, value_dim, value_heads, .. } = setup.variant();
-        let columns = 2 * SPAN;
-        let divide = value_dim.is_multiple_of(columns) && (!cut || key_dim.is_multiple_of(columns));
-        let blocks = segments.saturating_mul(value_heads).saturating_mul(value_dim / columns);
-        Self { consumers: if divide && blocks > card.multiprocessors / 2 { 2 } else { 1 } }
+        let (variant, columns) = (setup.variant(), 2 * SPAN);
+        let blocks = segments.saturating_mul(variant.value_heads).saturating_mul(variant.value_dim / columns);
+        let wide = variant.divides_into(columns, cut) && blocks > card.multiprocessors / 2;
+        Self { consumers: if wide { 2 } else { 1 } }
     }
 
     /// `chunk_fused_forward`, and `chunk_fused_segment_ends` where a sequence is cut.

@@ -141,11 +141,8 @@ impl HopperSweep {
     /// All shapes of blocks that [`HopperSweep::on`] chooses from, narrow ones first.
     pub fn all(config: &Config, gates: Option<Format>) -> Vec<Self> {
         let Config { variant, cut, .. } = *config;
-        let divides = |columns: usize| {
-            variant.value_dim.is_multiple_of(columns) && (!cut || variant.key_dim.is_multiple_of(columns))
-        };
         // Two chains of GDN-2 are more than shared memory holds.
-        let most = if gates.is_none() && divides(2 * SPAN) { 2 } else { 1 };
+        let most = if gates.is_none() && variant.divides_into(2 * SPAN, cut) { 2 } else { 1 };
         let most = if Self::takes(&variant) { most } else { 0 };
         (1..=most).map(|chains| Self { variant, gates, cut, chains }).collect()
     }

@@ -87,9 +87,13 @@ fn blocks_are_wide_where_the_sweeps_end_sooner() {
         (sweeps(VARIANT, &[60; 4], false), sweeps(VARIANT, &[96; 4], false), sweeps(VARIANT, &[96; 4], true)),
         (1, 2, 1)
     );
+    assert_eq!(sweeps(Variant { value_dim: 256, ..VARIANT }, &[96; 4], false), 2);
     assert_eq!(sweeps(Variant { value_dim: 192, ..VARIANT }, &[1; 1000], false), 1);
-    let none = ChunkTable::new(&[], &VARIANT).unwrap();
-    assert_eq!(HopperSweep::quickest(&config(VARIANT, false), Some(Format::Bf16), &none, true, 132).unwrap().chains, 1);
+    // Blocks of 128 columns do not divide an identity of 64.
+    let small = Variant { key_dim: 64, ..VARIANT };
+    assert_eq!((sweeps(small, &[1; 1000], false), sweeps(small, &[96; 1000], false)), (2, 1));
+    let many = ChunkTable::new(&vec![0..64; 1000], &VARIANT).unwrap();
+    assert_eq!(HopperSweep::quickest(&config(VARIANT, false), Some(Format::Bf16), &many, true, 132).unwrap().chains, 1);
 }
 
 #[test]
