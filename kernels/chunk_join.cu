@@ -11,35 +11,66 @@ constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int COLUMNS = KD > 128 ? 4 : 8; // of V
 constexpr int LANE_K = KD / 32;  // elements of a row of a lane
 constexpr int PART = KD / WARPS; // of the contracted index
+constexpr int OWN = COLUMNS * KD / THREADS; // elements of a state of a thread
+// Rows of a matrix that a warp loads at once: all of its own where the registers hold those of two matrices.
+constexpr int AT_ONCE = KD > 128 ? 2 : PART;
 
-// next (V, K) += states (V, K) times matrix (K, K).
-__device__ __forceinline__ void add_product(float* next, const float (*states)[KD], const float* matrix,
-                                            float (*sums)[COLUMNS][KD]) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    float sum[COLUMNS][LANE_K] = {};
-#pragma unroll(KD > 128 ? 2 : 8)
-    for (int j = warp * PART; j < (warp + 1) * PART; ++j) {
-        float row[LANE_K];
+// Rows of a matrix (K, K), from `first` on.
+typedef float Rows[AT_ONCE][LANE_K];
+__device__ __forceinline__ void load_rows(Rows& rows, const float* matrix, int first) {
+    const int lane = threadIdx.x & 31;
 #pragma unroll
-        for (int i = 0; i < LANE_K; ++i) row[i] = matrix[j * KD + 32 * i + lane];
+    for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+        for (int i = 0; i < LANE_K; ++i) rows[j][i] = matrix[(first + j) * KD + 32 * i + lane];
+}
+
+// sum (V, K) += states (V, K) times those rows.
+__device__ __forceinline__ void add_rows(float (&sum)[COLUMNS][LANE_K], const float (*states)[KD], const Rows& rows, int first) {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
         for (int v = 0; v < COLUMNS; ++v) {
-            const float x = states[v][j];
+            const float x = states[v][first + j];
             if (x == 0.0f) continue; // zero times an infinite growth stays zero
 #pragma unroll
-            for (int i = 0; i < LANE_K; ++i) sum[v][i] = fmaf(x, row[i], sum[v][i]);
+            for (int i = 0; i < LANE_K; ++i) sum[v][i] = fmaf(x, rows[j][i], sum[v][i]);
         }
+}
+
+struct Shared {
+    float current[COLUMNS][KD];
+    float sums[WARPS][COLUMNS][KD];
+};
+
+// One step: `next` in memory and s.current become `next` + s.current times the matrix, whose first rows are in `rows`. What the step
+// after it reads first, `after`, is asked for before, so that it is there when it is wanted.
+__device__ __forceinline__ void step_on(Shared& s, float* next, const float* matrix, const Rows& rows, Rows& rows_after,
+                                        const float* after) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, first = warp * PART;
+    float total[OWN], sum[COLUMNS][LANE_K] = {};
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) total[i] = next[THREADS * i + threadIdx.x];
+    if (after) load_rows(rows_after, after, first);
+    add_rows(sum, s.current, rows, first);
+#pragma unroll 1
+    for (int more = AT_ONCE; more < PART; more += AT_ONCE) {
+        Rows others;
+        load_rows(others, matrix, first + more);
+        add_rows(sum, s.current, others, first + more);
     }
 #pragma unroll
     for (int v = 0; v < COLUMNS; ++v)
 #pragma unroll
-        for (int i = 0; i < LANE_K; ++i) sums[warp][v][32 * i + lane] = sum[v][i];
+        for (int i = 0; i < LANE_K; ++i) s.sums[warp][v][32 * i + lane] = sum[v][i];
     __syncthreads();
-    for (int at = threadIdx.x; at < COLUMNS * KD; at += THREADS) {
-        float total = next[at];
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) total += sums[w][at / KD][at % KD];
-        next[at] = total;
+    for (int i = 0; i < OWN; ++i) {
+        const int at = THREADS * i + threadIdx.x;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) total[i] += s.sums[w][at / KD][at % KD];
+        next[at] = total[i];
+        s.current[at / KD][at % KD] = total[i];
     }
     __syncthreads();
 }
@@ -47,18 +78,29 @@ __device__ __forceinline__ void add_product(float* next, const float (*states)[K
 template <bool Backward> __device__ __forceinline__ void join(const ChunkParams& p, float* states) {
     let_next_kernel_start();
     wait_for_kernel_before();
-    __shared__ float current[COLUMNS][KD];
-    __shared__ float sums[WARPS][COLUMNS][KD];
+    __shared__ Shared s;
     const int head = blockIdx.y, first = p.sequence_segment[blockIdx.z], last = p.sequence_segment[blockIdx.z + 1] - 1;
-    const int step = Backward ? -1 : 1;
-    for (int m = Backward ? last - 1 : first + 1; first < m && m < last; m += step) {
-        const long long segment = (long long)m * p.value_heads + head;
-        const float* from = states + (segment * VD + blockIdx.x * COLUMNS) * KD;
-        for (int at = threadIdx.x; at < COLUMNS * KD; at += THREADS) current[at / KD][at % KD] = from[at];
-        __syncthreads();
-        add_product(states + ((segment + step * p.value_heads) * VD + blockIdx.x * COLUMNS) * KD, current,
-                    p.transitions + (2 * segment + Backward) * KD * KD, sums);
-    }
+    const int step = Backward ? -1 : 1, steps = last - first - 1;
+    if (steps <= 0) return;
+    auto segment_at = [&](int number) { // of the segments whose ends are joined
+        return (long long)(Backward ? last - 1 - number : first + 1 + number) * p.value_heads + head;
+    };
+    auto state_of = [&](long long segment) { return states + (segment * VD + blockIdx.x * COLUMNS) * KD; };
+    auto matrix_of = [&](int number) {
+        return number < steps ? p.transitions + (2 * segment_at(number) + Backward) * KD * KD : nullptr;
+    };
+    Rows rows[2];
+    load_rows(rows[0], matrix_of(0), threadIdx.x / 32 * PART);
+    for (int at = threadIdx.x; at < COLUMNS * KD; at += THREADS) s.current[at / KD][at % KD] = state_of(segment_at(0))[at];
+    __syncthreads();
+#pragma unroll 1
+    for (int number = 0; number < steps; number += 2)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int own = number + half;
+            if (own >= steps) break;
+            step_on(s, state_of(segment_at(own) + step * p.value_heads), matrix_of(own), rows[half], rows[1 - half], matrix_of(own + 1));
+        }
 }
 
 // Grid: V / COLUMNS, HV, N.

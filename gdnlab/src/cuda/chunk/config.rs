@@ -31,11 +31,11 @@ pub(super) const GROUPS: [usize; 5] = [8, 4, 3, 2, 1];
 pub(super) const MOST_WARPS: usize = 8;
 /// Value heads from which one warp takes all of K: they fill the GPU well enough, even those of a single sequence.
 const MANY_VALUE_HEADS: usize = 24;
-/// Segments of a long sequence, times value heads: with the columns of the identity beside those of V, they fill the GPU
-/// once. And chunks of a segment at the least.
-const SEGMENTS: Segments = Segments { heads: 33, least_chunks: 32 };
-/// The same for models of few value heads, whose batches fill it less often: twice, in blocks of twice the columns.
-const SEGMENTS_OF_FEW: Segments = Segments { heads: 66, least_chunks: 16 };
+/// Segments of a long sequence: their ends fill the GPU once, with the columns of the identity beside those of V, in blocks of
+/// 64 columns.
+const SEGMENTS: Segments = Segments { heads: 33, more: 1, least_chunks: 32 };
+/// The same for models of few value heads: sweeps over V in blocks of 64 columns fill it once, ends in blocks of 128.
+const SEGMENTS_OF_FEW: Segments = Segments { heads: 64, more: 0, least_chunks: 16 };
 const FEW_VALUE_HEADS: usize = 8;
 /// Segments of a sequence that is worth cutting: it is read twice then.
 const LEAST_SEGMENTS: usize = 3;
@@ -116,8 +116,9 @@ pub struct GradientTile {
 
 /// How long sequences are cut.
 pub(super) struct Segments {
-    /// Of a sequence, times value heads.
+    /// Of a sequence, times value heads; and so many more.
     pub heads: usize,
+    pub more: usize,
     /// Chunks of a segment at the least.
     pub least_chunks: usize,
 }
@@ -156,9 +157,9 @@ impl Variant {
     /// Segments into which a sequence of `chunks` chunks is cut, which then run side by side. The sums of a state have
     /// another order then, so the batch has no say.
     pub fn segments(&self, chunks: usize) -> usize {
-        let Segments { heads, least_chunks } =
+        let Segments { heads, more, least_chunks } =
             if self.value_heads <= FEW_VALUE_HEADS { SEGMENTS_OF_FEW } else { SEGMENTS };
-        worthwhile_segments(1 + heads / self.value_heads.max(1), chunks, least_chunks)
+        worthwhile_segments(heads / self.value_heads.max(1) + more, chunks, least_chunks)
     }
 
     /// Whether blocks of so many columns divide those of V, and of the identity where sequences are cut.

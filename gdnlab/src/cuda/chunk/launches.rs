@@ -27,8 +27,9 @@ pub(super) enum Step {
     Chunk(Function, Grid),
     /// `FusedParams`.
     Fused(Function, Grid),
-    /// `SweepParams`.
+    /// `SweepParams`, and those of the ends of segments, whose blocks may have another shape.
     Sweep(Function, Grid),
+    Ends(Function, Grid),
     /// `BackwardParams`.
     Backward(Function, Grid),
     /// `GradientParams`.
@@ -44,6 +45,7 @@ pub(super) struct AllParams {
     /// For kernels that take them, and likewise the maps of the kernels for Hopper.
     pub fused: Option<[TensorMap; 3]>,
     pub sweep: Option<SweepMaps>,
+    pub ends: Option<SweepMaps>,
     pub backward: Option<BackwardMaps>,
     pub gradient: Option<GradientMaps>,
 }
@@ -65,8 +67,9 @@ impl Step {
                 // SAFETY: as above.
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &fused) }
             }
-            Self::Sweep(kernel, grid) => {
-                let sweep = SweepParams::of_all(params.sweep.ok_or_else(no_maps)?, chunk);
+            Self::Sweep(kernel, grid) | Self::Ends(kernel, grid) => {
+                let maps = if matches!(self, Self::Ends(..)) { params.ends } else { params.sweep };
+                let sweep = SweepParams::of_all(maps.ok_or_else(no_maps)?, chunk);
                 // SAFETY: as above.
                 unsafe { kernel.launch(stream, Grid { early, ..*grid }, &sweep) }
             }
@@ -120,14 +123,15 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps are those, and the gradient
-    /// is that of Hopper where there is one.
+    /// Compiles the kernels of the passes that `setup` asks for; with `hopper` and `ends`, the sweeps and those over
+    /// segments are these, and the gradient is that of Hopper where there is one.
     pub fn new(
         gpu: &Gpu,
         config: &Config,
         setup: &Setup,
         table: &ChunkTable,
         hopper: Option<&HopperSweep>,
+        ends: Option<&HopperSweep>,
     ) -> Result<Self> {
         let (shape, chunks, segments) = (&setup.shape, table.chunks(), table.segments());
         let card = Card::from(gpu);
@@ -151,7 +155,13 @@ impl Launches {
 
         let mut shared = vec![Step::Chunk(preparation.function("chunk_prepare")?, prepare)];
         if let Some(joining) = &joining {
-            shared.push(of_forward("chunk_segment_ends", shape.value_dim + shape.key_dim, false)?);
+            let (name, columns) = ("chunk_segment_ends", shape.value_dim + shape.key_dim);
+            shared.push(match ends {
+                Some(ends) => {
+                    Step::Ends(gpu.module(&ends.build()?)?.function(name)?, ends.grid(segments, columns, false)?)
+                }
+                None => of_forward(name, columns, false)?,
+            });
             shared.push(Step::Chunk(joining.function("chunk_join_states")?, join));
         }
         let mut launches = Self {

@@ -8,7 +8,7 @@ use super::gradient::{GradientMaps, HopperGradient};
 use super::launches::{AllParams, Launches, start_all};
 use super::params::{ChunkParams, GateParams};
 use super::setup::{Beta, Gate, Options, Setup};
-use super::sweep::{HopperSweep, SweepMaps, WorkspaceMaps};
+use super::sweep::{HopperSweep, Pass, SweepMaps, WorkspaceMaps};
 use super::table::{ChunkTable, DeviceTable, counted};
 use super::workspace::{Extent, Workspace};
 use crate::cuda::{Buffer, Event, Gpu, Stream};
@@ -88,6 +88,8 @@ pub struct Passes {
     fused: Option<Fused>,
     /// Where the sweeps are those for Hopper.
     hopper: Option<(HopperSweep, WorkspaceMaps)>,
+    /// Those over the ends of segments.
+    ends: Option<HopperSweep>,
     side: Side,
     /// All but the tensors.
     params: ChunkParams,
@@ -114,10 +116,12 @@ impl Passes {
         let card = Card::from(gpu);
         let (config, table) = specialise(&setup, &card)?;
         let fused = setup.options.fused.then(|| Fused::new(&setup, table.segments(), config.cut, &card));
-        let hopper = if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, &table, setup.backward) };
+        let sweep = |of| if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, &table, of) };
+        let hopper = sweep(if setup.backward { Pass::Kept } else { Pass::Output });
+        let ends = if config.cut { sweep(Pass::Ends) } else { None };
         let launches = match &fused {
             Some(fused) => Launches::fused(gpu, &config, &setup, &table, fused)?,
-            None => Launches::new(gpu, &config, &setup, &table, hopper.as_ref())?,
+            None => Launches::new(gpu, &config, &setup, &table, hopper.as_ref(), ends.as_ref())?,
         };
         let workspace = Workspace::new(gpu, &config, &setup.shape, extent(&setup, &table))?;
         let partial = partial_elements(&setup);
@@ -129,6 +133,7 @@ impl Passes {
             launches,
             fused,
             hopper: None,
+            ends,
             side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
             params: ChunkParams::default(),
             setup,
@@ -239,7 +244,8 @@ impl Passes {
         require("o", tensors.o, true)?;
         let fused = self.fused.map(|fused| fused.maps(&self.setup, tensors)).transpose()?;
         let (chunk, gates) = (self.with_tensors(tensors), GateParams::default());
-        Ok(AllParams { chunk, gates, fused, sweep: self.sweep_maps(tensors)?, backward: None, gradient: None })
+        let [sweep, ends] = self.sweep_maps(tensors)?;
+        Ok(AllParams { chunk, gates, fused, sweep, ends, backward: None, gradient: None })
     }
 
     fn backward_params(&self, tensors: &Tensors, grads: &GradTensors) -> Result<AllParams> {
@@ -270,16 +276,16 @@ impl Passes {
             ..self.with_tensors(tensors)
         };
         let gates = self.gate_params(tensors, grads)?;
-        let (sweep, backward, gradient) =
+        let ([sweep, ends], backward, gradient) =
             (self.sweep_maps(tensors)?, self.backward_maps(d_o)?, self.gradient_maps(&chunk)?);
-        Ok(AllParams { chunk, gates, fused: None, sweep, backward, gradient })
+        Ok(AllParams { chunk, gates, fused: None, sweep, ends, backward, gradient })
     }
 
-    fn sweep_maps(&self, tensors: &Tensors) -> Result<Option<SweepMaps>> {
-        let maps = |(sweep, workspace): &(HopperSweep, WorkspaceMaps)| {
-            sweep.maps(workspace, self.setup.tokens(), tensors.v, None)
-        };
-        self.hopper.as_ref().map(maps).transpose()
+    /// Those of the sweeps over the forward's chunks, and over the ends of segments.
+    fn sweep_maps(&self, tensors: &Tensors) -> Result<[Option<SweepMaps>; 2]> {
+        let Some((sweep, workspace)) = &self.hopper else { return Ok([None; 2]) };
+        let maps = |sweep: &HopperSweep| sweep.maps(workspace, self.setup.tokens(), tensors.v, None);
+        Ok([Some(maps(sweep)?), self.ends.as_ref().map(maps).transpose()?])
     }
 
     fn backward_maps(&self, d_o: u64) -> Result<Option<BackwardMaps>> {

@@ -22,11 +22,32 @@ const OTHER_BYTES: [usize; 2] = [2 * 4096, 3 * 4096];
 const ALIGNMENT_BYTES: usize = 1024;
 /// Threads of a warpgroup: there is one for each chain, and the mover or the output.
 const WARPGROUP: usize = 128;
-/// Time of a chunk in a block of two chains over that in a block of one: 2.7 over 1.9 us in a forward, 3.4 over 1.8 us where
-/// operands are kept for the backward, whose plans run both.
-const WIDE_CHUNK: [f64; 2] = [1.42, 1.66];
+/// What a block takes to begin and to end, in chunks.
+const START_CHUNKS: usize = 3;
 /// Compute capability of Hopper.
 const HOPPER: (u32, u32) = (9, 0);
+
+/// What a sweep over the forward's chunks is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// o, and nothing that is kept.
+    Output,
+    /// Operands that are kept for the backward, whose plans run both.
+    Kept,
+    /// The ends of segments.
+    Ends,
+}
+
+impl Pass {
+    /// Time of a chunk in a block of two chains over that in a block of one: 2.8 over 1.7 us, 3.4 over 1.8, and 2.3 over 1.5.
+    fn wide_chunk(self) -> f64 {
+        match self {
+            Self::Output => 1.6,
+            Self::Kept => 1.66,
+            Self::Ends => 1.5,
+        }
+    }
+}
 
 /// What the copy engine has to know of the workspace.
 #[derive(Clone, Copy, Debug)]
@@ -92,50 +113,51 @@ impl HopperSweep {
     }
 
     /// The sweeps of a problem with these chunks, `None` where `gpu` is no Hopper or they do not take the model. `gates` is the
-    /// format of w for GDN-2; `keeps` where a backward needs states.
-    pub fn on(gpu: &Gpu, config: &Config, gates: Option<Format>, table: &ChunkTable, keeps: bool) -> Option<Self> {
+    /// format of w for GDN-2.
+    pub fn on(gpu: &Gpu, config: &Config, gates: Option<Format>, table: &ChunkTable, of: Pass) -> Option<Self> {
         let multiprocessors = gpu.multiprocessors as usize;
-        if gpu.capability == HOPPER { Self::quickest(config, gates, table, keeps, multiprocessors) } else { None }
+        if gpu.capability == HOPPER { Self::quickest(config, gates, table, of, multiprocessors) } else { None }
     }
 
-    /// Of the shapes of blocks the one whose sweeps end first on that many multiprocessors.
+    /// Of the shapes of blocks the one whose sweep ends first on that many multiprocessors.
     fn quickest(
         config: &Config,
         gates: Option<Format>,
         table: &ChunkTable,
-        keeps: bool,
+        of: Pass,
         multiprocessors: usize,
     ) -> Option<Self> {
-        let time = |sweep: &Self| sweep.time(table, keeps, multiprocessors);
+        let time = |sweep: &Self| sweep.time(table, of, multiprocessors);
         Self::all(config, gates).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)))
     }
 
-    /// Time of the sweeps of a forward, in chunks of a block of one chain. Blocks start in the order of the launch, each as
-    /// soon as there is a multiprocessor for it.
-    fn time(&self, table: &ChunkTable, keeps: bool, multiprocessors: usize) -> f64 {
+    /// Time of a sweep, in chunks of a block of one chain. Blocks start in the order of the launch, each as soon as there is a
+    /// multiprocessor for it.
+    fn time(&self, table: &ChunkTable, of: Pass, multiprocessors: usize) -> f64 {
         let Variant { key_dim, value_dim, value_heads, .. } = self.variant;
-        let of_sweep = |columns: &dyn Fn(usize) -> usize| {
-            let mut free = vec![0; multiprocessors.max(1)];
-            for (segment, pair) in table.segment.windows(2).enumerate() {
-                let blocks = columns(segment) / (SPAN * self.chains) * value_heads;
-                // Whole rounds keep all multiprocessors alike.
-                let (rounds, rest) = (blocks / free.len(), blocks % free.len());
-                let chunks = (pair[1] - pair[0]) as usize;
-                free.iter_mut().for_each(|end| *end += rounds * chunks);
-                free.sort_unstable();
-                free[..rest].iter_mut().for_each(|end| *end += chunks);
+        let columns = |segment: usize| {
+            let sequence = |segment: usize| table.segment_sequence.get(segment);
+            let last = sequence(segment) != sequence(segment + 1);
+            let first = segment == 0 || sequence(segment) != sequence(segment - 1);
+            match of {
+                // The last segment of a sequence has no end that is needed, and the first begins with a known state.
+                Pass::Ends if last => 0,
+                Pass::Ends if !first => value_dim + key_dim,
+                _ => value_dim,
             }
-            free.into_iter().max().unwrap_or_default()
         };
-        let forward = of_sweep(&|_| value_dim);
-        // The last segment of a sequence has no end that is needed, and the first begins with a known state.
-        let ends = of_sweep(&|segment| {
-            let of = |segment: usize| table.segment_sequence.get(segment);
-            let (last, first) = (of(segment) != of(segment + 1), segment == 0 || of(segment) != of(segment - 1));
-            if last { 0 } else { value_dim + if first { 0 } else { key_dim } }
-        });
-        let chunk = if self.chains == 1 { 1.0 } else { WIDE_CHUNK[usize::from(keeps)] };
-        chunk * (forward + ends) as f64
+        let mut free = vec![0; multiprocessors.max(1)];
+        for (segment, pair) in table.segment.windows(2).enumerate() {
+            let blocks = columns(segment) / (SPAN * self.chains) * value_heads;
+            // Whole rounds keep all multiprocessors alike.
+            let (rounds, rest) = (blocks / free.len(), blocks % free.len());
+            let chunks = (pair[1] - pair[0]) as usize + START_CHUNKS;
+            free.iter_mut().for_each(|end| *end += rounds * chunks);
+            free.sort_unstable();
+            free[..rest].iter_mut().for_each(|end| *end += chunks);
+        }
+        let chunk = if self.chains == 1 { 1.0 } else { of.wide_chunk() };
+        chunk * free.into_iter().max().unwrap_or_default() as f64
     }
 
     /// All shapes of blocks that [`HopperSweep::on`] chooses from, narrow ones first.

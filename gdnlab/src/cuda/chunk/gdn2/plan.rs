@@ -9,7 +9,7 @@ use super::workspace::Workspace;
 use crate::cuda::chunk::config::Card;
 use crate::cuda::chunk::params::ChunkParams;
 use crate::cuda::chunk::passes::significand;
-use crate::cuda::chunk::sweep::HopperSweep;
+use crate::cuda::chunk::sweep::{HopperSweep, Pass};
 use crate::cuda::chunk::table::{ChunkTable, DeviceTable, counted};
 use crate::cuda::chunk::tensor::DeviceTensor;
 use crate::cuda::{Buffer, Element, Event, Gpu, Stream};
@@ -64,7 +64,7 @@ impl Plan {
         let work = variant.work(&setup.sequences);
         let config = Config::new(variant, setup.options.gates, setup.raw(), work, &Card::from(gpu))?;
         let table = ChunkTable::new(&setup.sequences, &variant)?;
-        let hopper = HopperSweep::on(gpu, &config.sweep, Some(config.gates), &table, true);
+        let hopper = HopperSweep::on(gpu, &config.sweep, Some(config.gates), &table, Pass::Kept);
         let launches = Launches::new(gpu, &config, &setup, &table, hopper.as_ref())?;
         let new =
             |(name, dims, format): (&'static str, Vec<usize>, Format)| DeviceTensor::new(gpu, name, &dims, format);
