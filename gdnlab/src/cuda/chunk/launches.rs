@@ -89,6 +89,12 @@ impl Step {
     }
 }
 
+/// The blocks of a kernel that runs beside another one in clusters of two, where they are even along x: so both multiprocessors of a
+/// pair, which share a cache of instructions, run the same kernel.
+pub(super) fn in_pairs(grid: Grid) -> Grid {
+    Grid { cluster: grid.blocks[0].is_multiple_of(2).then_some([2, 1, 1]), ..grid }
+}
+
 /// Starts kernels one after the other, all but the first early.
 ///
 /// # Safety
@@ -144,7 +150,10 @@ impl Launches {
         let of_forward = |name, columns, queries| {
             let kernel = forward.function(name)?;
             Ok::<_, Error>(match hopper {
-                Some(hopper) => Step::Sweep(kernel, hopper.grid(segments, columns, name == "chunk_states")?),
+                Some(hopper) if name == "chunk_states" => {
+                    Step::Sweep(kernel, in_pairs(hopper.grid(segments, columns, true)?))
+                }
+                Some(hopper) => Step::Sweep(kernel, hopper.grid(segments, columns, false)?),
                 None => {
                     let blocks = [config.blocks_of(columns), shape.value_heads, segments];
                     Step::Chunk(kernel, grid(blocks, config.sweep_threads(), config.sweep_bytes(queries))?)
@@ -178,7 +187,7 @@ impl Launches {
             let of_back = |name| {
                 let kernel = backward.function(name)?;
                 Ok::<_, Error>(match hopper {
-                    Some(hopper) => Step::Backward(kernel, hopper.backward_grid(segments)?),
+                    Some(hopper) => Step::Backward(kernel, in_pairs(hopper.backward_grid(segments)?)),
                     None => {
                         let blocks = [config.sweep_blocks(), shape.value_heads, segments];
                         Step::Chunk(kernel, grid(blocks, config.sweep_threads(), config.sweep_bytes(true))?)
