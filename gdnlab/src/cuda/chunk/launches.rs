@@ -144,7 +144,9 @@ impl Launches {
         let heads_per_block = config.heads_per_block(chunks, shape.qk_heads, shape.group(), &card);
         let prepare_blocks = [chunks, shape.qk_heads * (shape.group() / heads_per_block), 1];
         let prepare = grid(prepare_blocks, config.prepare_threads(), config.prepare_bytes())?;
-        let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
+        let join_columns = config.join_columns(setup.sequences.len(), &card);
+        let join =
+            grid([shape.value_dim / join_columns, shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let preparation = gpu.module(&config.prepare()?)?;
         let forward = gpu.module(&hopper.map_or_else(|| config.forward(), HopperSweep::build)?)?;
         let of_forward = |name, columns, queries| {
@@ -160,7 +162,7 @@ impl Launches {
                 }
             })
         };
-        let joining = if config.cut { Some(gpu.module(&config.join()?)?) } else { None };
+        let joining = if config.cut { Some(gpu.module(&config.join(join_columns)?)?) } else { None };
 
         let mut shared = vec![Step::Chunk(preparation.function("chunk_prepare")?, prepare)];
         if let Some(joining) = &joining {
@@ -225,8 +227,10 @@ impl Launches {
         if config.cut {
             let of_all = fused.grid(setup, segments, shape.value_dim + shape.key_dim)?;
             shared.push(Step::Fused(module.function("chunk_fused_segment_ends")?, of_all));
-            let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
-            shared.push(Step::Chunk(gpu.module(&config.join()?)?.function("chunk_join_states")?, join));
+            let columns = config.join_columns(setup.sequences.len(), &Card::from(gpu));
+            let blocks = [shape.value_dim / columns, shape.value_heads, setup.sequences.len()];
+            let joining = gpu.module(&config.join(columns)?)?.function("chunk_join_states")?;
+            shared.push(Step::Chunk(joining, grid(blocks, JOIN_THREADS, 0)?));
         }
         let sweep = fused.grid(setup, segments, shape.value_dim)?;
         Ok(Self {

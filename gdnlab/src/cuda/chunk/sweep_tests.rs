@@ -69,31 +69,32 @@ fn sizes_are_those_that_the_kernels_count_on() {
 
 #[test]
 fn blocks_are_wide_where_the_sweeps_end_sooner() {
-    let sweeps = |variant: Variant, chunks: &[usize], keeps| {
+    let sweeps = |variant: Variant, chunks: &[usize], of| {
         let ends = chunks.iter().scan(0, |end, n| {
             *end += 64 * n;
             Some(*end - 64 * n..*end)
         });
         let sequences: Vec<_> = ends.collect();
         let table = ChunkTable::new(&sequences, &variant).unwrap();
-        HopperSweep::quickest(&config(variant, table.is_cut()), None, &table, keeps, 132).unwrap().chains
+        HopperSweep::quickest(&config(variant, table.is_cut()), None, &table, of, 132).unwrap().chains
     };
     let many = Variant { value_heads: 64, ..VARIANT };
-    assert_eq!([1, 2, 4, 100].map(|n| sweeps(many, &vec![128; n], false)), [1, 2, 2, 2]);
+    assert_eq!([1, 2, 4, 100].map(|n| sweeps(many, &vec![128; n], Pass::Output)), [1, 2, 2, 2]);
     // One long sequence takes as long as all others together.
-    assert_eq!([[448, 64], [256, 256], [64, 448]].map(|chunks| sweeps(many, &chunks, false)), [1, 2, 1]);
-    // 4 sequences in 3 segments: 384 blocks, and of the ends 128 x 2 + 128 x 4, each of 20 chunks.
-    assert_eq!(
-        (sweeps(VARIANT, &[60; 4], false), sweeps(VARIANT, &[96; 4], false), sweeps(VARIANT, &[96; 4], true)),
-        (1, 2, 1)
-    );
-    assert_eq!(sweeps(Variant { value_dim: 256, ..VARIANT }, &[96; 4], false), 2);
-    assert_eq!(sweeps(Variant { value_dim: 192, ..VARIANT }, &[1; 1000], false), 1);
+    assert_eq!([[448, 64], [256, 256], [64, 448]].map(|chunks| sweeps(many, &chunks, Pass::Output)), [1, 2, 1]);
+    // 8 segments of 64 chunks: 128 narrow blocks over V at once, and of the ends 8 x 7 x 4 - 16 in two rounds, or half of them in one.
+    let few = Variant { value_heads: 8, ..VARIANT };
+    assert_eq!([Pass::Output, Pass::Kept, Pass::Ends].map(|of| sweeps(few, &[512], of)), [1, 1, 2]);
+    // 4 sequences in 3 segments of 32 chunks: 384 blocks or 192, and of the ends 128 + 256 or half.
+    assert_eq!([Pass::Output, Pass::Kept, Pass::Ends].map(|of| sweeps(VARIANT, &[96; 4], of)), [1, 1, 1]);
+    assert_eq!(sweeps(Variant { value_dim: 256, ..VARIANT }, &[96; 4], Pass::Output), 2);
+    assert_eq!(sweeps(Variant { value_dim: 192, ..VARIANT }, &[1; 1000], Pass::Output), 1);
     // Blocks of 128 columns do not divide an identity of 64.
     let small = Variant { key_dim: 64, ..VARIANT };
-    assert_eq!((sweeps(small, &[1; 1000], false), sweeps(small, &[96; 1000], false)), (2, 1));
+    assert_eq!([vec![1; 1000], vec![96; 1000]].map(|chunks| sweeps(small, &chunks, Pass::Output)), [2, 1]);
     let many = ChunkTable::new(&vec![0..64; 1000], &VARIANT).unwrap();
-    assert_eq!(HopperSweep::quickest(&config(VARIANT, false), Some(Format::Bf16), &many, true, 132).unwrap().chains, 1);
+    let gdn2 = HopperSweep::quickest(&config(VARIANT, false), Some(Format::Bf16), &many, Pass::Kept, 132);
+    assert_eq!(gdn2.unwrap().chains, 1);
 }
 
 #[test]

@@ -150,10 +150,10 @@ mod tests {
     fn a_long_sequence_has_segments_of_whole_chunks() {
         let table = ChunkTable::new(&[0..100, 100..100 + 64 * 200, 12_900..12_901], &variant(Mode::Bf16)).unwrap();
         assert_eq!(table.sequence, [0, 2, 202, 203]);
-        assert_eq!(table.segment, [0, 2, 24, 46, 68, 90, 113, 135, 157, 179, 202, 203]);
-        assert_eq!(table.segment_sequence, [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
-        assert_eq!(table.sequence_segment, [0, 1, 10, 11]);
-        assert_eq!(table.segments(), 11);
+        assert_eq!(table.segment, [0, 2, 27, 52, 77, 102, 127, 152, 177, 202, 203]);
+        assert_eq!(table.segment_sequence, [0, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
+        assert_eq!(table.sequence_segment, [0, 1, 9, 10]);
+        assert_eq!(table.segments(), 10);
     }
 
     #[test]

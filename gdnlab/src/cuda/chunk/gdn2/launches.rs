@@ -5,7 +5,7 @@ use super::params::{ChannelGateParams, Gdn2Params};
 use super::setup::Setup;
 use crate::cuda::chunk::backward::{BackwardMaps, BackwardParams};
 use crate::cuda::chunk::config::{Card, Config as Sweep};
-use crate::cuda::chunk::launches::{JOIN_THREADS, grid};
+use crate::cuda::chunk::launches::{JOIN_THREADS, grid, in_pairs};
 use crate::cuda::chunk::sweep::{HopperSweep, SweepMaps, SweepParams};
 use crate::cuda::chunk::table::ChunkTable;
 use crate::cuda::{Function, Gpu, Grid, Stream};
@@ -99,18 +99,19 @@ impl Launches {
             let blocks = [sweep.blocks_of(columns), heads, table.segments()];
             grid(blocks, sweep.sweep_threads(), config.sweep_bytes(sweep, tiles))
         };
-        let join = grid([sweep.join_blocks(), heads, setup.sequences.len()], JOIN_THREADS, 0)?;
+        let join_columns = sweep.join_columns(setup.sequences.len(), &Card::from(gpu));
+        let join = grid([shape.value_dim / join_columns, heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let prepare = grid(of_chunk, config.prepare_threads(), config.prepare_bytes(config.pass))?;
         let preparation = gpu.module(&config.prepare()?)?;
         let of_forward = |name, columns, sweep: &Sweep, tiles| {
             let build = hopper.map_or_else(|| config.forward(sweep), HopperSweep::build)?;
             let kernel = gpu.module(&build)?.function(name)?;
             Ok::<_, Error>(match hopper {
-                Some(hopper) => Step::Sweep(kernel, hopper.grid(table.segments(), columns, true)?),
+                Some(hopper) => Step::Sweep(kernel, in_pairs(hopper.grid(table.segments(), columns, true)?)),
                 None => Step::Chunk(kernel, grid_of(columns, sweep, tiles)?),
             })
         };
-        let joining = if sweep.cut { Some(gpu.module(&config.join()?)?) } else { None };
+        let joining = if sweep.cut { Some(gpu.module(&config.join(join_columns)?)?) } else { None };
 
         let mut shared = vec![Step::Chunk(preparation.function("gdn2_prepare")?, prepare)];
         if let Some(joining) = &joining {
@@ -134,7 +135,7 @@ impl Launches {
             let of_back = |name| {
                 let kernel = backward.function(name)?;
                 Ok::<_, Error>(match hopper {
-                    Some(hopper) => Step::Backward(kernel, hopper.backward_grid(table.segments())?),
+                    Some(hopper) => Step::Backward(kernel, in_pairs(hopper.backward_grid(table.segments())?)),
                     None => Step::Chunk(kernel, grid_of(shape.value_dim, back, Tiles::Backward)?),
                 })
             };
