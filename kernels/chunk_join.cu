@@ -5,16 +5,13 @@
 //
 // Both in place, binary32 in every mode. A block takes a few columns of V of a head and goes from segment to segment. The contracted
 // index is summed in WARPS parts, which are added one after the other.
-//
-// Compiled in besides what chunk.cuh says: COLUMNS of V of a block, 4 or 8, or 32 where there are so many heads that reading the matrices
-// takes the time. It changes no bit.
 #include "chunk.cuh"
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int COLUMNS = KD > 128 ? 4 : 8; // of V
 constexpr int LANE_K = KD / 32;  // elements of a row of a lane
 constexpr int PART = KD / WARPS; // of the contracted index
 constexpr int OWN = COLUMNS * KD / THREADS; // elements of a state of a thread
-constexpr bool WIDE = COLUMNS > WARPS; // a warp takes whole columns rather than a part of the contracted index
 // Rows of a matrix that a warp loads at once: all of its own where the registers hold those of two matrices.
 constexpr int AT_ONCE = KD > 128 ? 2 : PART;
 
@@ -28,13 +25,12 @@ __device__ __forceinline__ void load_rows(Rows& rows, const float* matrix, int f
         for (int i = 0; i < LANE_K; ++i) rows[j][i] = matrix[(first + j) * KD + 32 * i + lane];
 }
 
-// sum (Count, K) += states (Count, K) times those rows.
-template <int Count>
-__device__ __forceinline__ void add_rows(float (&sum)[Count][LANE_K], const float (*states)[KD], const Rows& rows, int first) {
+// sum (V, K) += states (V, K) times those rows.
+__device__ __forceinline__ void add_rows(float (&sum)[COLUMNS][LANE_K], const float (*states)[KD], const Rows& rows, int first) {
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
-        for (int v = 0; v < Count; ++v) {
+        for (int v = 0; v < COLUMNS; ++v) {
             const float x = states[v][first + j];
             if (x == 0.0f) continue; // zero times an infinite growth stays zero
 #pragma unroll
@@ -44,44 +40,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[Count][LANE_K], const floa
 
 struct Shared {
     float current[COLUMNS][KD];
-    float sums[WIDE ? 1 : WARPS][WIDE ? 1 : COLUMNS][KD];
+    float sums[WARPS][COLUMNS][KD];
 };
-
-// One step of a block whose warps take COLUMNS / WARPS columns each; the matrix comes through the L1, which all of them share. `rows` is
-// first its first part, and in the end that of `after`.
-__device__ __forceinline__ void wide_step(Shared& s, float* next, const float* matrix, Rows (&rows)[2], const float* after) {
-    static_assert(!WIDE || (AT_ONCE == PART && COLUMNS % WARPS == 0), "a part at once, whole columns to a warp");
-    constexpr int COUNT = WIDE ? COLUMNS / WARPS : 1;
-    const int lane = threadIdx.x & 31, first_column = threadIdx.x / 32 * COUNT;
-    float total[COUNT][LANE_K];
-#pragma unroll
-    for (int v = 0; v < COUNT; ++v)
-#pragma unroll
-        for (int i = 0; i < LANE_K; ++i) total[v][i] = next[(first_column + v) * KD + 32 * i + lane];
-#pragma unroll 1
-    for (int part = 0; part < WARPS; part += 2)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int own = part + half;
-            const float* const from = own + 1 < WARPS ? matrix + (own + 1) * PART * KD : after;
-            if (from) load_rows(rows[1 - half], from, 0);
-            float sum[COUNT][LANE_K] = {};
-            add_rows<COUNT>(sum, s.current + first_column, rows[half], own * PART);
-#pragma unroll
-            for (int v = 0; v < COUNT; ++v)
-#pragma unroll
-                for (int i = 0; i < LANE_K; ++i) total[v][i] += sum[v][i];
-        }
-    __syncwarp(); // a warp's columns are its own
-#pragma unroll
-    for (int v = 0; v < COUNT; ++v)
-#pragma unroll
-        for (int i = 0; i < LANE_K; ++i) {
-            next[(first_column + v) * KD + 32 * i + lane] = total[v][i];
-            s.current[first_column + v][32 * i + lane] = total[v][i];
-        }
-    __syncwarp();
-}
 
 // One step: `next` in memory and s.current become `next` + s.current times the matrix, whose first rows are in `rows`. What the step
 // after it reads first, `after`, is asked for before, so that it is there when it is wanted.
@@ -92,12 +52,12 @@ __device__ __forceinline__ void step_on(Shared& s, float* next, const float* mat
 #pragma unroll
     for (int i = 0; i < OWN; ++i) total[i] = next[THREADS * i + threadIdx.x];
     if (after) load_rows(rows_after, after, first);
-    add_rows<COLUMNS>(sum, s.current, rows, first);
+    add_rows(sum, s.current, rows, first);
 #pragma unroll 1
     for (int more = AT_ONCE; more < PART; more += AT_ONCE) {
         Rows others;
         load_rows(others, matrix, first + more);
-        add_rows<COLUMNS>(sum, s.current, others, first + more);
+        add_rows(sum, s.current, others, first + more);
     }
 #pragma unroll
     for (int v = 0; v < COLUMNS; ++v)
@@ -130,7 +90,7 @@ template <bool Backward> __device__ __forceinline__ void join(const ChunkParams&
         return number < steps ? p.transitions + (2 * segment_at(number) + Backward) * KD * KD : nullptr;
     };
     Rows rows[2];
-    load_rows(rows[0], matrix_of(0), WIDE ? 0 : threadIdx.x / 32 * PART);
+    load_rows(rows[0], matrix_of(0), threadIdx.x / 32 * PART);
     for (int at = threadIdx.x; at < COLUMNS * KD; at += THREADS) s.current[at / KD][at % KD] = state_of(segment_at(0))[at];
     __syncthreads();
 #pragma unroll 1
@@ -140,8 +100,7 @@ template <bool Backward> __device__ __forceinline__ void join(const ChunkParams&
             const int own = number + half;
             if (own >= steps) break;
             float* const next = state_of(segment_at(own) + step * p.value_heads);
-            if constexpr (WIDE) wide_step(s, next, matrix_of(own), rows, matrix_of(own + 1));
-            else step_on(s, next, matrix_of(own), rows[half], rows[1 - half], matrix_of(own + 1));
+            step_on(s, next, matrix_of(own), rows[half], rows[1 - half], matrix_of(own + 1));
         }
 }
 

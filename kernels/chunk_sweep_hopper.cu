@@ -279,7 +279,9 @@ template <Pass Of> __device__ __forceinline__ void run_chain(const Block<IS_ALON
         const float* weight = s.coefficients[stage];
         const long long part = block.square_of(turn) * (VD / 16) + first_column / 16;
 
-        keep_in_range(state, held, scale_for(largest_state));
+        // Exactly where the largest element was looked up: a launch may begin there with the state of the one before it.
+        if (turn % LOOK_UP_EVERY == 0) rescale(state, held, scale_for(largest_state));
+        else keep_in_range(state, held, scale_for(largest_state));
         const float state_unit = held.inverse;
         Left left[KD / 16];
 #pragma unroll

@@ -118,6 +118,33 @@ fn a_sequence_gives_the_same_bits_alone_and_packed() {
     }
 }
 
+/// On Hopper a few long sequences of many heads are swept while later chunks are still being prepared, and more sequences are not.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_sweep_in_parts_gives_the_bits_of_one_launch() {
+    let forward = |case: &Case, inputs: &Inputs| {
+        let Precision { mode, input, .. } = case.precision;
+        let mut plan = Plan::new(crate::gpu(), Setup::of_inputs(inputs, mode, input, false).unwrap()).unwrap();
+        plan.upload_inputs(inputs).unwrap();
+        plan.fill_outputs_with_nan().unwrap();
+        plan.forward().unwrap();
+        plan.results(false).unwrap()
+    };
+    for (precision, dims) in Precision::presets().into_iter().zip([(64, 64), (64, 64), (128, 128)]) {
+        for regime in [Regime::LongMemory, Regime::FastDecay] {
+            let lengths = [&[if dims == (64, 64) { 400 } else { 100 } * 64 + 5, 70 * 64][..], &[40; 7]].concat();
+            let case = Case::new(precision, dims, &lengths, regime).with_many_heads();
+            let inputs = Inputs { d_o: None, d_final_state: None, ..case.inputs() };
+            let together = forward(&case, &inputs);
+            for (n, tokens) in inputs.sequence_ranges().into_iter().enumerate().take(2) {
+                let alone = forward(&case, &sequence(&inputs, n, tokens.clone()));
+                assert_eq!(differing(&alone, &part(&together, n, tokens)), [""; 0], "{case}, sequence {n}");
+            }
+            println!("{case} in parts and at once agree");
+        }
+    }
+}
+
 /// Sequence `n`, whose tokens are `tokens`, by itself.
 pub fn sequence(packed: &Inputs, n: usize, tokens: Range<usize>) -> Inputs {
     let mut alone = packed.clone();

@@ -282,17 +282,9 @@ impl Config {
         columns / (GROUP_COLUMNS * self.groups)
     }
 
-    /// Columns of V of a block that joins the segments of `sequences` sequences (`COLUMNS`): many where there are so many heads
-    /// that reading the matrices takes the time. No bit of a result depends on it.
-    pub fn join_columns(&self, sequences: usize, card: &Card) -> usize {
-        let [narrow, wide] = self.all_join_columns();
-        let blocks = self.variant.value_dim / narrow * self.variant.value_heads * sequences;
-        if blocks > 2 * card.multiprocessors { wide } else { narrow }
-    }
-
-    /// What [`Config::join_columns`] chooses from.
-    pub fn all_join_columns(&self) -> [usize; 2] {
-        if self.variant.key_dim > 128 { [4; 2] } else { [8, 32] }
+    /// Blocks of a head that join its segments.
+    pub fn join_blocks(&self) -> usize {
+        self.variant.value_dim / if self.variant.key_dim > 128 { 4 } else { 8 }
     }
 
     /// Dynamic shared memory of a sweep, with or without tiles of Q' and the scores, in bytes.
@@ -363,8 +355,8 @@ impl Config {
     }
 
     /// `chunk_join_states` and `chunk_join_d_states`.
-    pub fn join(&self, columns: usize) -> Result<Build> {
-        self.build("chunk_join", &[("COLUMNS", columns)])
+    pub fn join(&self) -> Result<Build> {
+        self.build("chunk_join", &[])
     }
 
     /// `chunk_backward`, and `chunk_segment_starts` where a sequence is cut.
@@ -381,9 +373,7 @@ impl Config {
     pub fn builds(&self) -> Result<Vec<Build>> {
         let mut builds = vec![self.prepare()?, self.forward()?, self.backward()?];
         if self.cut {
-            for columns in self.all_join_columns() {
-                builds.push(self.join(columns)?);
-            }
+            builds.push(self.join()?);
         }
         if let Some(tile) = self.gradient {
             builds.push(self.gradient_build(tile)?);

@@ -5,6 +5,7 @@ use super::config::{Card, Config};
 use super::fused::{Fused, FusedParams};
 use super::gradient::{GradientMaps, GradientParams, HopperGradient};
 use super::params::{ChunkParams, GateParams};
+use super::relay::Kernels;
 use super::setup::{Beta, Gate, Setup};
 use super::sweep::{HopperSweep, SweepMaps, SweepParams};
 use super::table::ChunkTable;
@@ -129,6 +130,16 @@ pub(super) struct Launches {
 }
 
 impl Launches {
+    /// The kernels of a forward on Hopper, where it is a preparation and one sweep.
+    pub fn to_relay(&self) -> Option<Kernels<'_>> {
+        match (&self.shared[..], &self.forward[..]) {
+            ([Step::Chunk(prepare, of_chunk)], [Step::Sweep(sweep, of_all)]) => {
+                Some(Kernels { prepare: (prepare, of_chunk), sweep: (sweep, of_all) })
+            }
+            _ => None,
+        }
+    }
+
     /// Compiles the kernels of the passes that `setup` asks for; with `hopper` and `ends`, the sweeps and those over
     /// segments are these, and the gradient is that of Hopper where there is one.
     pub fn new(
@@ -144,9 +155,7 @@ impl Launches {
         let heads_per_block = config.heads_per_block(chunks, shape.qk_heads, shape.group(), &card);
         let prepare_blocks = [chunks, shape.qk_heads * (shape.group() / heads_per_block), 1];
         let prepare = grid(prepare_blocks, config.prepare_threads(), config.prepare_bytes())?;
-        let join_columns = config.join_columns(setup.sequences.len(), &card);
-        let join =
-            grid([shape.value_dim / join_columns, shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
+        let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let preparation = gpu.module(&config.prepare()?)?;
         let forward = gpu.module(&hopper.map_or_else(|| config.forward(), HopperSweep::build)?)?;
         let of_forward = |name, columns, queries| {
@@ -162,7 +171,7 @@ impl Launches {
                 }
             })
         };
-        let joining = if config.cut { Some(gpu.module(&config.join(join_columns)?)?) } else { None };
+        let joining = if config.cut { Some(gpu.module(&config.join()?)?) } else { None };
 
         let mut shared = vec![Step::Chunk(preparation.function("chunk_prepare")?, prepare)];
         if let Some(joining) = &joining {
@@ -227,10 +236,8 @@ impl Launches {
         if config.cut {
             let of_all = fused.grid(setup, segments, shape.value_dim + shape.key_dim)?;
             shared.push(Step::Fused(module.function("chunk_fused_segment_ends")?, of_all));
-            let columns = config.join_columns(setup.sequences.len(), &Card::from(gpu));
-            let blocks = [shape.value_dim / columns, shape.value_heads, setup.sequences.len()];
-            let joining = gpu.module(&config.join(columns)?)?.function("chunk_join_states")?;
-            shared.push(Step::Chunk(joining, grid(blocks, JOIN_THREADS, 0)?));
+            let join = grid([config.join_blocks(), shape.value_heads, setup.sequences.len()], JOIN_THREADS, 0)?;
+            shared.push(Step::Chunk(gpu.module(&config.join()?)?.function("chunk_join_states")?, join));
         }
         let sweep = fused.grid(setup, segments, shape.value_dim)?;
         Ok(Self {

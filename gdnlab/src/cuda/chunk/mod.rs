@@ -35,6 +35,7 @@ mod maps;
 mod params;
 mod passes;
 mod plan;
+mod relay;
 mod setup;
 mod sweep;
 mod table;

@@ -2,11 +2,12 @@
 
 use super::StateLayout;
 use super::backward::BackwardMaps;
-use super::config::{Card, Config, Work};
+use super::config::{COEFFICIENTS, Card, Config, Work};
 use super::fused::Fused;
 use super::gradient::{GradientMaps, HopperGradient};
 use super::launches::{AllParams, Launches, start_all};
 use super::params::{ChunkParams, GateParams};
+use super::relay::{Parts, Relay, Sizes};
 use super::setup::{Beta, Gate, Options, Setup};
 use super::sweep::{HopperSweep, Pass, SweepMaps, WorkspaceMaps};
 use super::table::{ChunkTable, DeviceTable, counted};
@@ -91,6 +92,8 @@ pub struct Passes {
     /// Those over the ends of segments.
     ends: Option<HopperSweep>,
     side: Side,
+    /// Where the forward begins its sweep before all is prepared.
+    relay: Option<Relay>,
     /// All but the tensors.
     params: ChunkParams,
 }
@@ -117,13 +120,16 @@ impl Passes {
         let (config, table) = specialise(&setup, &card)?;
         let fused = setup.options.fused.then(|| Fused::new(&setup, table.segments(), config.cut, &card));
         let sweep = |of| if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, &table, of) };
-        let hopper = sweep(if setup.backward { Pass::Kept } else { Pass::Output });
+        let hopper = sweep(Pass::of(&setup));
         let ends = if config.cut { sweep(Pass::Ends) } else { None };
         let launches = match &fused {
             Some(fused) => Launches::fused(gpu, &config, &setup, &table, fused)?,
             None => Launches::new(gpu, &config, &setup, &table, hopper.as_ref(), ends.as_ref())?,
         };
         let workspace = Workspace::new(gpu, &config, &setup.shape, extent(&setup, &table))?;
+        let parts = parts_of(gpu, &setup, &table, hopper.as_ref())?;
+        let sizes = Sizes::new(&config, setup.shape.qk_heads, COEFFICIENTS * config.chunk, 2 * config.chunk);
+        let relay = parts.map(|parts| Relay::new(gpu, parts, sizes, &setup.shape, &table)).transpose()?;
         let partial = partial_elements(&setup);
         let mut passes = Self {
             config,
@@ -135,6 +141,7 @@ impl Passes {
             hopper: None,
             ends,
             side: Side { stream: gpu.new_stream()?, begin: gpu.event()?, end: gpu.event()? },
+            relay,
             params: ChunkParams::default(),
             setup,
         };
@@ -155,7 +162,10 @@ impl Passes {
         setup.validate()?;
         let (config, table) = specialise(setup, &Card::from(gpu))?;
         let workspace = Workspace::bytes_for(&config, &setup.shape, extent(setup, &table))?;
-        Ok(workspace + partial_elements(setup) * size_of::<f64>() + table.bytes())
+        let sweep =
+            if setup.options.fused { None } else { HopperSweep::on(gpu, &config, None, &table, Pass::of(setup)) };
+        let relay = parts_of(gpu, setup, &table, sweep.as_ref())?.map_or(0, |parts| parts.bytes(&setup.shape));
+        Ok(workspace + partial_elements(setup) * size_of::<f64>() + table.bytes() + relay)
     }
 
     /// What it was made for.
@@ -180,6 +190,10 @@ impl Passes {
     /// overlaps nothing else.
     pub unsafe fn forward_on(&self, stream: &Stream, tensors: &Tensors) -> Result<()> {
         let params = self.forward_params(tensors)?;
+        if let (Some(relay), Some(kernels), Some(maps)) = (&self.relay, self.launches.to_relay(), params.sweep) {
+            // SAFETY: the promise of the caller.
+            return unsafe { relay.start(stream, kernels, maps, params.chunk) };
+        }
         let steps = self.launches.shared.iter().chain(&self.launches.forward);
         // SAFETY: the promise of the caller.
         unsafe { start_all(stream, steps, &params) }
@@ -374,6 +388,14 @@ fn specialise(setup: &Setup, card: &Card) -> Result<(Config, ChunkTable)> {
     let table = ChunkTable::cut(&setup.sequences, variant.chunk(), |chunks| Fused::segments(&variant, chunks))?;
     let work = Work { heads: table.segments() * variant.value_heads, cut: table.is_cut() };
     Ok((Config::new(variant, work, card)?, table))
+}
+
+/// How sequences are taken apart, where the sweep begins before all is prepared.
+fn parts_of(gpu: &Gpu, setup: &Setup, table: &ChunkTable, sweep: Option<&HopperSweep>) -> Result<Option<Parts>> {
+    match sweep {
+        Some(sweep) => Parts::of_sweep(gpu, table, sweep, setup.shape.value_dim),
+        None => Ok(None),
+    }
 }
 
 /// What the workspace has to hold: a fused forward keeps nothing of a chunk.

@@ -257,8 +257,8 @@ impl Config {
     }
 
     /// `chunk_join_states` and `chunk_join_d_states`.
-    pub fn join(&self, columns: usize) -> Result<Build> {
-        self.build("chunk_join", &[("COLUMNS", columns)])
+    pub fn join(&self) -> Result<Build> {
+        self.build("chunk_join", &[])
     }
 
     /// `chunk_backward`, and `chunk_segment_starts` where a sequence is cut, in blocks of this shape.
@@ -289,9 +289,7 @@ impl Config {
         let mut builds = vec![self.prepare()?, self.forward(&self.sweep)?, self.forward(&self.states)?];
         builds.extend([self.backward(&self.d_states)?, self.backward(&self.d_states_alone)?]);
         if self.sweep.cut {
-            for columns in self.sweep.all_join_columns() {
-                builds.push(self.join(columns)?);
-            }
+            builds.push(self.join()?);
         }
         if let Some(tile) = &self.gradient {
             builds.push(self.gradient_build(tile)?);

@@ -6,6 +6,7 @@ use super::setup::Setup;
 use crate::cuda::chunk::backward::{BackwardMaps, BackwardParams};
 use crate::cuda::chunk::config::{Card, Config as Sweep};
 use crate::cuda::chunk::launches::{JOIN_THREADS, grid, in_pairs};
+use crate::cuda::chunk::relay::Kernels;
 use crate::cuda::chunk::sweep::{HopperSweep, SweepMaps, SweepParams};
 use crate::cuda::chunk::table::ChunkTable;
 use crate::cuda::{Function, Gpu, Grid, Stream};
@@ -84,6 +85,16 @@ pub(super) struct Launches {
 }
 
 impl Launches {
+    /// The kernels of a forward on Hopper, where it is a preparation and one sweep.
+    pub fn to_relay(&self) -> Option<Kernels<'_>> {
+        match (&self.shared[..], &self.forward[..]) {
+            ([Step::Chunk(prepare, of_chunk)], [Step::Sweep(sweep, of_all)]) => {
+                Some(Kernels { prepare: (prepare, of_chunk), sweep: (sweep, of_all) })
+            }
+            _ => None,
+        }
+    }
+
     /// Compiles the kernels of the passes that `setup` asks for; with `hopper`, the sweeps are those.
     pub fn new(
         gpu: &Gpu,
@@ -99,8 +110,7 @@ impl Launches {
             let blocks = [sweep.blocks_of(columns), heads, table.segments()];
             grid(blocks, sweep.sweep_threads(), config.sweep_bytes(sweep, tiles))
         };
-        let join_columns = sweep.join_columns(setup.sequences.len(), &Card::from(gpu));
-        let join = grid([shape.value_dim / join_columns, heads, setup.sequences.len()], JOIN_THREADS, 0)?;
+        let join = grid([sweep.join_blocks(), heads, setup.sequences.len()], JOIN_THREADS, 0)?;
         let prepare = grid(of_chunk, config.prepare_threads(), config.prepare_bytes(config.pass))?;
         let preparation = gpu.module(&config.prepare()?)?;
         let of_forward = |name, columns, sweep: &Sweep, tiles| {
@@ -111,7 +121,7 @@ impl Launches {
                 None => Step::Chunk(kernel, grid_of(columns, sweep, tiles)?),
             })
         };
-        let joining = if sweep.cut { Some(gpu.module(&config.join(join_columns)?)?) } else { None };
+        let joining = if sweep.cut { Some(gpu.module(&config.join()?)?) } else { None };
 
         let mut shared = vec![Step::Chunk(preparation.function("gdn2_prepare")?, prepare)];
         if let Some(joining) = &joining {

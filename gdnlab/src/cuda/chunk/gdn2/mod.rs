@@ -18,7 +18,6 @@ mod kernel;
 mod launches;
 mod params;
 mod plan;
-mod relay;
 mod setup;
 mod workspace;
 

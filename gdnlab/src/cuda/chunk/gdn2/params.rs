@@ -1,6 +1,7 @@
 //! The structures that the kernels of GDN-2 take, field by field as in `chunk.cuh` and `gdn2_gates.cu`.
 
 use crate::cuda::chunk::params::ChunkParams;
+use crate::cuda::chunk::relay::RelayParams;
 
 /// `ChunkParams` with `CHANNELS`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,6 +16,16 @@ pub(super) struct Gdn2Params {
     pub d_queries: u64,
     pub d_keys: u64,
     pub lower_bound: f32,
+}
+
+impl RelayParams for Gdn2Params {
+    fn chunk(&mut self) -> &mut ChunkParams {
+        &mut self.chunk
+    }
+
+    fn more_rows(&mut self) -> Option<&mut u64> {
+        Some(&mut self.write_keys)
+    }
 }
 
 /// `ChannelGateParams`.

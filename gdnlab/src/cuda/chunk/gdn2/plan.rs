@@ -3,12 +3,12 @@
 use super::config::Config;
 use super::launches::{Launches, Params, start_all};
 use super::params::{ChannelGateParams, Gdn2Params};
-use super::relay::Relay;
 use super::setup::{Decay, Setup};
 use super::workspace::Workspace;
 use crate::cuda::chunk::config::Card;
 use crate::cuda::chunk::params::ChunkParams;
 use crate::cuda::chunk::passes::significand;
+use crate::cuda::chunk::relay::{Parts, Relay, Sizes};
 use crate::cuda::chunk::sweep::{HopperSweep, Pass};
 use crate::cuda::chunk::table::{ChunkTable, DeviceTable, counted};
 use crate::cuda::chunk::tensor::DeviceTensor;
@@ -73,10 +73,12 @@ impl Plan {
         } else {
             None
         };
-        let relay = match &hopper {
-            Some(hopper) => Relay::new(gpu, &config, &setup.shape, &table, hopper)?,
+        let parts = match &hopper {
+            Some(sweep) => Parts::of_sweep(gpu, &table, sweep, setup.shape.value_dim)?,
             None => None,
         };
+        let sizes = Sizes::new(&config.sweep, setup.shape.value_heads, config.coefficient_numbers(), 0);
+        let relay = parts.map(|parts| Relay::new(gpu, parts, sizes, &setup.shape, &table)).transpose()?;
         let mut plan = Self {
             gpu,
             inputs: setup.input_tensors().into_iter().map(new).collect::<Result<_>>()?,
@@ -120,7 +122,10 @@ impl Plan {
     /// Bytes of memory that everything else takes.
     pub fn workspace_bytes(&self) -> usize {
         let partial = self.partial.as_ref().map_or(0, Buffer::size_bytes);
-        self.relay.as_ref().map_or(0, Relay::bytes) + self.workspace.bytes() + self.table_bytes + partial
+        self.relay.as_ref().map_or(0, |relay| relay.bytes(&self.setup.shape))
+            + self.workspace.bytes()
+            + self.table_bytes
+            + partial
     }
 
     /// Copies `values` into the input `name`.
@@ -198,7 +203,11 @@ impl Plan {
         // promise of the caller.
         unsafe {
             match &self.relay {
-                Some(relay) => relay.start(stream, &self.launches, &self.params),
+                Some(relay) => {
+                    let no_kernels = || Error::gpu("gdn2: a relay without its kernels");
+                    let (kernels, Params { chunk, sweep, .. }) = (self.launches.to_relay(), self.params);
+                    relay.start(stream, kernels.ok_or_else(no_kernels)?, sweep.ok_or_else(no_kernels)?, chunk)
+                }
                 None => start_all(stream, steps, &self.params),
             }
         }

@@ -6,13 +6,13 @@
 //! state in any case (`LOOK_UP_EVERY`), so results are those of one sweep.
 
 use super::config::Config;
-use super::launches::{Launches, Params, Step};
-use super::params::Gdn2Params;
-use crate::cuda::chunk::sweep::{HopperSweep, SweepParams};
-use crate::cuda::chunk::table::{ChunkTable, counted};
-use crate::cuda::{Buffer, Event, Gpu, Grid, Stream};
+use super::launches::in_pairs;
+use super::params::ChunkParams;
+use super::sweep::{HopperSweep, SweepMaps, SweepParams};
+use super::table::{ChunkTable, counted};
+use crate::Result;
+use crate::cuda::{Buffer, Event, Function, Gpu, Grid, Stream};
 use crate::problem::Shape;
-use crate::{Error, Result};
 use std::ops::Range;
 
 /// Chunks after which a sweep looks up its state (`LOOK_UP_EVERY`).
@@ -21,6 +21,8 @@ const LOOK_UP_EVERY: usize = 8;
 const LEAST_CHUNKS: usize = 64;
 /// Parts of a sequence, of the same length. More of them take more time, not less.
 const PARTS: usize = 2;
+/// Multiprocessors that sweeps leave idle at the least: a quarter.
+const MOST_BLOCKS: (usize, usize) = (3, 4);
 /// Sequences at the most: each part of each is prepared by a launch of its own.
 const MOST_SEQUENCES: usize = 8;
 
@@ -38,9 +40,40 @@ pub(super) struct Relay {
     stream: Stream,
     prepared: Vec<Event>,
     end: Event,
-    row_bytes: u64,
-    square_bytes: u64,
-    coefficient_bytes: u64,
+    sizes: Sizes,
+}
+
+/// The kernels of a forward, with the launches over all chunks.
+pub(super) struct Kernels<'a> {
+    pub prepare: (&'a Function, &'a Grid),
+    pub sweep: (&'a Function, &'a Grid),
+}
+
+/// Bytes of the workspace that a chunk takes in all heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// A tile of rows of keys or queries, a square, the coefficients.
+    pub rows: usize,
+    pub square: usize,
+    pub coefficients: usize,
+    /// Norms, of GDN alone.
+    pub norms: usize,
+}
+
+/// The parameters of a preparation and of a sweep.
+pub(super) trait RelayParams: Copy {
+    fn chunk(&mut self) -> &mut ChunkParams;
+
+    /// Where the workspace has rows besides.
+    fn more_rows(&mut self) -> Option<&mut u64> {
+        None
+    }
+}
+
+impl RelayParams for ChunkParams {
+    fn chunk(&mut self) -> &mut ChunkParams {
+        self
+    }
 }
 
 /// How sequences are taken apart.
@@ -56,7 +89,7 @@ impl Parts {
     pub fn of(first: &[usize], blocks: usize, multiprocessors: usize) -> Option<Self> {
         let lengths = || first.windows(2).map(|pair| pair[1] - pair[0]);
         let short = lengths().max()? < LEAST_CHUNKS;
-        if short || lengths().count() > MOST_SEQUENCES || 2 * blocks > multiprocessors {
+        if short || lengths().count() > MOST_SEQUENCES || MOST_BLOCKS.1 * blocks > MOST_BLOCKS.0 * multiprocessors {
             return None;
         }
         let begin = |chunks: usize, part: usize| match part {
@@ -69,55 +102,62 @@ impl Parts {
         };
         Some(Self { chunks: first.windows(2).map(of_sequence).collect() })
     }
-}
 
-impl Relay {
-    /// The relay of a plan with these sweeps, `None` where one launch is as good.
+    /// Those of a problem on `gpu`, where its forward is a preparation and one launch of these sweeps over `columns` columns.
     ///
     /// # Errors
-    /// [`Error::Gpu`] where there is too little memory.
-    pub fn new(
-        gpu: &Gpu,
-        config: &Config,
-        shape: &Shape,
-        table: &ChunkTable,
-        hopper: &HopperSweep,
-    ) -> Result<Option<Self>> {
-        if hopper.cut {
+    /// [`Error::Input`](crate::Error::Input) where there are more blocks than a launch has.
+    pub fn of_sweep(gpu: &Gpu, table: &ChunkTable, sweep: &HopperSweep, columns: usize) -> Result<Option<Self>> {
+        if sweep.cut {
             return Ok(None);
         }
         let first: Vec<usize> = table.sequence.iter().map(|&chunk| chunk as usize).collect();
-        let [columns, heads, sequences] =
-            hopper.grid(table.segments(), shape.value_dim, true)?.blocks.map(|n| n as usize);
-        let Some(parts) = Parts::of(&first, columns * heads * sequences, gpu.multiprocessors as usize) else {
-            return Ok(None);
-        };
-        let all = || parts.chunks.iter().flatten();
-        let mut segment = all().map(|chunks| counted(chunks.start)).collect::<Result<Vec<_>>>()?;
+        let blocks = sweep.grid(table.segments(), columns, false)?.blocks;
+        Ok(Self::of(&first, blocks.iter().map(|&n| n as usize).product(), gpu.multiprocessors as usize))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.chunks.iter().flatten()
+    }
+
+    /// Elements of the states between the parts.
+    fn state_elements(&self, shape: &Shape) -> usize {
+        self.all().count() * shape.value_heads * shape.value_dim * shape.key_dim
+    }
+
+    /// Size in bytes of what a relay with these parts holds on the GPU.
+    pub fn bytes(&self, shape: &Shape) -> usize {
+        let numbers = 2 * self.all().count() + 2;
+        self.state_elements(shape) * size_of::<f32>() + numbers * size_of::<i32>()
+    }
+}
+
+impl Relay {
+    /// A relay over these parts of the problem whose chunks `table` has.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where there is too little memory.
+    pub fn new(gpu: &Gpu, parts: Parts, sizes: Sizes, shape: &Shape, table: &ChunkTable) -> Result<Self> {
+        let mut segment = parts.all().map(|chunks| counted(chunks.start)).collect::<Result<Vec<_>>>()?;
         segment.push(counted(table.chunks())?);
         let of_segment = (0..parts.chunks.len()).flat_map(|n| std::iter::repeat_n(n, PARTS));
         let segment_sequence = of_segment.map(counted).collect::<Result<Vec<_>>>()?;
-        let bytes = |elements: usize, size: usize| (elements * size * shape.value_heads) as u64;
-        let (chunk, operand) = (config.sweep.chunk, config.sweep.variant.mode.operand_bytes());
-        Ok(Some(Self {
+        Ok(Self {
             segment: gpu.upload(&segment)?,
             segment_sequence: gpu.upload(&segment_sequence)?,
-            states: gpu.alloc(all().count() * shape.value_heads * shape.value_dim * shape.key_dim)?,
+            states: gpu.alloc(parts.state_elements(shape))?,
             moment: gpu.alloc(1)?,
             stream: gpu.new_urgent_stream()?,
             prepared: (0..PARTS).map(|_| gpu.event()).collect::<Result<_>>()?,
             end: gpu.event()?,
-            row_bytes: bytes(chunk * config.sweep.row_pitch(), operand),
-            square_bytes: bytes(chunk * config.sweep.square_pitch(), operand),
-            coefficient_bytes: bytes(config.coefficient_numbers(), size_of::<f32>()),
+            sizes,
             parts,
-        }))
+        })
     }
 
     /// Size in bytes of what it holds on the GPU.
-    pub fn bytes(&self) -> usize {
-        let numbers = self.segment.size_bytes() + self.segment_sequence.size_bytes();
-        self.states.size_bytes() + numbers + self.moment.size_bytes()
+    pub fn bytes(&self, shape: &Shape) -> usize {
+        self.parts.bytes(shape)
     }
 
     /// Starts the forward on `stream`.
@@ -127,16 +167,19 @@ impl Relay {
     ///
     /// # Safety
     /// As for [`Plan::forward_on`](super::Plan::forward_on).
-    pub unsafe fn start(&self, stream: &Stream, launches: &Launches, params: &Params) -> Result<()> {
-        let (Some(Step::Chunk(prepare, of_chunk)), Some(Step::Sweep(sweep, of_all)), Some(maps)) =
-            (launches.shared.first(), launches.forward.first(), params.sweep)
-        else {
-            return Err(Error::gpu("gdn2: a relay without its kernels"));
-        };
-        let mut chunk = params.chunk;
-        chunk.chunk.segment_chunk = self.segment.address();
-        chunk.chunk.segment_sequence = self.segment_sequence.address();
-        chunk.chunk.segment_states = self.states.address();
+    pub unsafe fn start<P: RelayParams>(
+        &self,
+        stream: &Stream,
+        kernels: Kernels<'_>,
+        maps: SweepMaps,
+        params: P,
+    ) -> Result<()> {
+        let Kernels { prepare: (prepare, of_chunk), sweep: (sweep, of_all) } = kernels;
+        let (mut of_sweep, of_all) = (params, in_pairs(*of_all));
+        let chunk = of_sweep.chunk();
+        chunk.segment_chunk = self.segment.address();
+        chunk.segment_sequence = self.segment_sequence.address();
+        chunk.segment_states = self.states.address();
         let count = counted(PARTS)?;
         for (part, prepared) in self.prepared.iter().enumerate() {
             if part > 0 {
@@ -147,33 +190,57 @@ impl Relay {
                 let [_, heads, z] = of_chunk.blocks;
                 let grid = Grid { blocks: [chunks.len() as u32, heads, z], early: false, ..*of_chunk };
                 // SAFETY: the promise of the caller; from its first chunk on a part has as many chunks in the workspace.
-                unsafe { prepare.launch(stream, grid, &self.params_from(params.chunk, chunks.start as u64))? };
+                unsafe { prepare.launch(stream, grid, &self.params_from(params, chunks.start as u64))? };
             }
             prepared.record(stream)?;
             self.stream.wait(prepared)?;
             let first_segment = counted(part)?;
-            let params = SweepParams { maps, chunk, first_segment, segment_step: count, relay: 1 };
+            let params = SweepParams { maps, chunk: of_sweep, first_segment, segment_step: count, relay: 1 };
             // SAFETY: the promise of the caller; what is prepared next does not touch the chunks of this part.
-            unsafe { sweep.launch(&self.stream, Grid { early: false, ..*of_all }, &params)? };
+            unsafe { sweep.launch(&self.stream, Grid { early: false, ..of_all }, &params)? };
         }
         self.end.record(&self.stream)?;
         stream.wait(&self.end)
     }
 
     /// The parameters of a preparation whose first block takes `chunk`.
-    fn params_from(&self, mut params: Gdn2Params, chunk: u64) -> Gdn2Params {
-        let Self { row_bytes, square_bytes, coefficient_bytes, .. } = *self;
-        for rows in [&mut params.chunk.queries, &mut params.chunk.keys, &mut params.write_keys] {
-            *rows += chunk * row_bytes;
+    fn params_from<P: RelayParams>(&self, mut params: P, chunk: u64) -> P {
+        let Sizes { rows, square, coefficients, norms } = self.sizes;
+        // What there is none of stays so.
+        let move_on = |address: &mut u64, bytes: usize| {
+            if *address != 0 {
+                *address += chunk * bytes as u64;
+            }
+        };
+        if let Some(address) = params.more_rows() {
+            move_on(address, rows);
         }
-        for square in [&mut params.chunk.inverse, &mut params.chunk.scores] {
-            *square += chunk * square_bytes;
+        let of = params.chunk();
+        for address in [&mut of.queries, &mut of.keys] {
+            move_on(address, rows);
         }
-        params.chunk.coefficients += chunk * coefficient_bytes;
-        for number in [&mut params.chunk.chunk_token, &mut params.chunk.chunk_length] {
-            *number += chunk * size_of::<i32>() as u64;
+        for address in [&mut of.inverse, &mut of.scores, &mut of.overlaps] {
+            move_on(address, square);
+        }
+        move_on(&mut of.coefficients, coefficients);
+        move_on(&mut of.norms, norms);
+        for address in [&mut of.chunk_token, &mut of.chunk_length] {
+            move_on(address, size_of::<i32>());
         }
         params
+    }
+}
+
+impl Sizes {
+    /// Of rows in `row_heads` heads, with `numbers` coefficients of a chunk and value head.
+    pub fn new(config: &Config, row_heads: usize, numbers: usize, norms: usize) -> Self {
+        let (chunk, operand) = (config.chunk, config.variant.mode.operand_bytes());
+        Self {
+            rows: chunk * config.row_pitch() * operand * row_heads,
+            square: chunk * config.square_pitch() * operand * config.variant.value_heads,
+            coefficients: numbers * size_of::<f32>() * config.variant.value_heads,
+            norms: norms * size_of::<f32>() * row_heads,
+        }
     }
 }
 
@@ -183,7 +250,7 @@ mod tests {
 
     #[test]
     fn parts_are_side_by_side_and_end_where_states_are_looked_up() {
-        let parts = Parts::of(&[0, 80, 160, 163], 50, 132).unwrap();
+        let parts = Parts::of(&[0, 80, 160, 163], 99, 132).unwrap();
         assert_eq!(parts.chunks, [[0..40, 40..80], [80..120, 120..160], [160..160, 160..163]]);
         for (chunks, first) in parts.chunks.iter().zip([0, 80, 160]) {
             assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
@@ -193,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_full_gpu_many_sequences_and_short_ones_are_swept_at_once() {
-        assert_eq!(Parts::of(&[0, 80], 67, 132), None);
+        assert_eq!(Parts::of(&[0, 80], 100, 132), None);
         assert_eq!(Parts::of(&[0, 63], 4, 132), None);
         assert_eq!(Parts::of(&(0..10).map(|n| 100 * n).collect::<Vec<_>>(), 4, 132), None);
         assert_eq!(Parts::of(&[0], 0, 132), None);
