@@ -393,7 +393,7 @@ fn specialise(setup: &Setup, card: &Card) -> Result<(Config, ChunkTable)> {
 /// How sequences are taken apart, where the sweep begins before all is prepared.
 fn parts_of(gpu: &Gpu, setup: &Setup, table: &ChunkTable, sweep: Option<&HopperSweep>) -> Result<Option<Parts>> {
     match sweep {
-        Some(sweep) => Parts::of_sweep(gpu, table, sweep, setup.shape.value_dim),
+        Some(sweep) => Parts::of_sweep(gpu, table, sweep, setup.shape.group()),
         None => Ok(None),
     }
 }

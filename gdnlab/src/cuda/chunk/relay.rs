@@ -17,8 +17,11 @@ use std::ops::Range;
 
 /// Chunks after which a sweep looks up its state (`LOOK_UP_EVERY`).
 const LOOK_UP_EVERY: usize = 8;
-/// Chunks of the longest sequence at the least: shorter ones start more kernels than they save.
+/// Chunks of the longest sequence at the least: shorter ones start more kernels than they save. More where a preparation serves
+/// more than `SMALL_GROUP` value heads, and takes less of the time.
 const LEAST_CHUNKS: usize = 64;
+const LEAST_CHUNKS_OF_GROUPS: usize = 96;
+const SMALL_GROUP: usize = 2;
 /// Parts of a sequence, of the same length. More of them take more time, not less.
 const PARTS: usize = 2;
 /// Multiprocessors that sweeps leave idle at the least: a quarter.
@@ -85,10 +88,11 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Of the chunks of all sequences, `first[n]` to `first[n + 1]` those of sequence n; `None` where it is not worthwhile,
-    /// with `blocks` blocks in a sweep.
-    pub fn of(first: &[usize], blocks: usize, multiprocessors: usize) -> Option<Self> {
+    /// with `blocks` blocks in a sweep and `group` value heads for which the rows of a chunk are prepared once.
+    pub fn of(first: &[usize], blocks: usize, group: usize, multiprocessors: usize) -> Option<Self> {
         let lengths = || first.windows(2).map(|pair| pair[1] - pair[0]);
-        let short = lengths().max()? < LEAST_CHUNKS;
+        let least = if group > SMALL_GROUP { LEAST_CHUNKS_OF_GROUPS } else { LEAST_CHUNKS };
+        let short = lengths().max()? < least;
         if short || lengths().count() > MOST_SEQUENCES || MOST_BLOCKS.1 * blocks > MOST_BLOCKS.0 * multiprocessors {
             return None;
         }
@@ -103,17 +107,17 @@ impl Parts {
         Some(Self { chunks: first.windows(2).map(of_sequence).collect() })
     }
 
-    /// Those of a problem on `gpu`, where its forward is a preparation and one launch of these sweeps over `columns` columns.
+    /// Those of a problem on `gpu`, where its forward is a preparation and one launch of these sweeps, with `group` as above.
     ///
     /// # Errors
     /// [`Error::Input`](crate::Error::Input) where there are more blocks than a launch has.
-    pub fn of_sweep(gpu: &Gpu, table: &ChunkTable, sweep: &HopperSweep, columns: usize) -> Result<Option<Self>> {
+    pub fn of_sweep(gpu: &Gpu, table: &ChunkTable, sweep: &HopperSweep, group: usize) -> Result<Option<Self>> {
         if sweep.cut {
             return Ok(None);
         }
         let first: Vec<usize> = table.sequence.iter().map(|&chunk| chunk as usize).collect();
-        let blocks = sweep.grid(table.segments(), columns, false)?.blocks;
-        Ok(Self::of(&first, blocks.iter().map(|&n| n as usize).product(), gpu.multiprocessors as usize))
+        let blocks = sweep.grid(table.segments(), sweep.variant.value_dim, false)?.blocks;
+        Ok(Self::of(&first, blocks.iter().map(|&n| n as usize).product(), group, gpu.multiprocessors as usize))
     }
 
     fn all(&self) -> impl Iterator<Item = &Range<usize>> {
@@ -250,7 +254,7 @@ mod tests {
 
     #[test]
     fn parts_are_side_by_side_and_end_where_states_are_looked_up() {
-        let parts = Parts::of(&[0, 80, 160, 163], 99, 132).unwrap();
+        let parts = Parts::of(&[0, 80, 160, 163], 99, 1, 132).unwrap();
         assert_eq!(parts.chunks, [[0..40, 40..80], [80..120, 120..160], [160..160, 160..163]]);
         for (chunks, first) in parts.chunks.iter().zip([0, 80, 160]) {
             assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
@@ -260,10 +264,13 @@ mod tests {
 
     #[test]
     fn a_full_gpu_many_sequences_and_short_ones_are_swept_at_once() {
-        assert_eq!(Parts::of(&[0, 80], 100, 132), None);
-        assert_eq!(Parts::of(&[0, 63], 4, 132), None);
-        assert_eq!(Parts::of(&(0..10).map(|n| 100 * n).collect::<Vec<_>>(), 4, 132), None);
-        assert_eq!(Parts::of(&[0], 0, 132), None);
-        assert!(Parts::of(&[0, 64], 4, 132).is_some());
+        assert_eq!(Parts::of(&[0, 80], 100, 1, 132), None);
+        assert_eq!(Parts::of(&[0, 63], 4, 2, 132), None);
+        assert_eq!(Parts::of(&(0..10).map(|n| 100 * n).collect::<Vec<_>>(), 4, 1, 132), None);
+        assert_eq!(Parts::of(&[0], 0, 1, 132), None);
+        assert_eq!(
+            [(64, 2), (95, 3), (96, 3)].map(|(n, group)| Parts::of(&[0, n], 4, group, 132).is_some()),
+            [true, false, true]
+        );
     }
 }

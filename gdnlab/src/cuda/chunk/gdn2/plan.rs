@@ -74,7 +74,7 @@ impl Plan {
             None
         };
         let parts = match &hopper {
-            Some(sweep) => Parts::of_sweep(gpu, &table, sweep, setup.shape.value_dim)?,
+            Some(sweep) => Parts::of_sweep(gpu, &table, sweep, 1)?,
             None => None,
         };
         let sizes = Sizes::new(&config.sweep, setup.shape.value_heads, config.coefficient_numbers(), 0);
