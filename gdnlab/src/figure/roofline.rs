@@ -22,6 +22,18 @@ const TOP: i32 = 200;
 const BOTTOM: i32 = 1060;
 /// Distance of labels at the right edge.
 const LINE: i32 = 30;
+/// Of kernels, and what passes have that are neither forward nor backward.
+const COLORS: [RGBColor; 8] = [
+    ACCENT,
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x66, 0x33, 0x99),
+    RGBColor(0x55, 0x55, 0x55),
+];
+const OTHER: &str = "";
 /// Parts of the roof that are drawn as lines below it.
 const PARTS: [f64; 3] = [0.5, 0.2, 0.1];
 
@@ -59,30 +71,6 @@ struct Point {
     peer: Option<(String, f64)>,
 }
 
-impl Point {
-    /// What has one colour and mark.
-    fn series(&self) -> Series {
-        Series { kernel: self.kernel.clone(), pass: self.pass.clone() }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Series {
-    kernel: String,
-    pass: String,
-}
-
-impl Series {
-    fn label(&self) -> String {
-        let pass = match self.pass.as_str() {
-            "fwd" => "forward",
-            "bwd" => "backward",
-            other => other,
-        };
-        format!("{}, {pass}", self.kernel)
-    }
-}
-
 fn points(timings: &DataFrame, machine: &str) -> Result<Vec<Point>> {
     let [machines, kernels, modes, passes, peers] =
         ["machine", "kernel", "mode", "pass", "peer"].map(|name| texts(timings, name));
@@ -99,7 +87,9 @@ fn points(timings: &DataFrame, machine: &str) -> Result<Vec<Point>> {
             peer: peer_rates[row].map(|rate| (peers[row].clone(), rate)),
         })
     };
-    Ok((0..timings.height()).filter(|&row| machines[row] == machine).filter_map(point).collect())
+    // What a peer did in a row of its own is the hollow mark of ours already.
+    let is_wanted = |&row: &usize| machines[row] == machine && !peers.contains(&kernels[row]);
+    Ok((0..timings.height()).filter(is_wanted).filter_map(point).collect())
 }
 
 /// A ceiling in TFLOP/s.
@@ -182,7 +172,7 @@ struct Plot<'a> {
     points: &'a [Point],
     roof: &'a Roof,
     machine: &'a str,
-    series: Vec<Series>,
+    kernels: Vec<String>,
     x: Log,
     y: Log,
 }
@@ -197,7 +187,7 @@ impl<'a> Plot<'a> {
         let rates = points.iter().flat_map(|point| [Some(point.tflop_s), point.peer.as_ref().map(|peer| peer.1)]);
         let (low, high) = axis::extent(rates.flatten().chain(lowest_ceiling)).unwrap_or((1.0, roof.top_tflop_s()));
         let y = Log { low: low / 1.8, high: high.max(roof.top_tflop_s()) * 1.9, from: BOTTOM, to: TOP };
-        Self { points, roof, machine, series: distinct(points.iter().map(Point::series)), x, y }
+        Self { points, roof, machine, kernels: distinct(points.iter().map(|point| point.kernel.clone())), x, y }
     }
 
     /// The part of the roof that points reach: the smallest and the largest.
@@ -241,19 +231,24 @@ impl<'a> Plot<'a> {
     fn headings(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
         canvas.draw_text(&self.title(), &style::bold(TITLE, INK, HPos::Left, VPos::Center), (40, 44))?;
         let peers = distinct(self.points.iter().filter_map(|point| point.peer.as_ref().map(|peer| peer.0.as_str())));
-        let mut entries: Vec<(&Series, bool, String)> =
-            self.series.iter().map(|series| (series, true, series.label())).collect();
-        if let Some(series) = self.series.first().filter(|_| !peers.is_empty()) {
-            entries.push((series, false, format!("hollow: the fastest peer ({})", peers.join(", "))));
-        }
+        let colors = self.kernels.iter().map(|kernel| (OTHER, self.color(kernel), true, kernel.clone()));
+        let words = |pass: &str| match pass {
+            "fwd" => "forward".to_owned(),
+            "bwd" => "backward".to_owned(),
+            other => other.to_owned(),
+        };
+        let passes = distinct(self.points.iter().map(|point| point.pass.as_str()));
+        let shapes = passes.into_iter().map(|pass| (pass, FAINT, true, words(pass)));
+        let hollow = (!peers.is_empty())
+            .then(|| ("fwd", FAINT, false, format!("hollow: the fastest peer ({})", peers.join(", "))));
         let label = style::text(LABEL, INK, HPos::Left, VPos::Center);
         let (mut x, mut y) = (52, 96);
-        for (series, filled, words) in entries {
+        for (pass, color, filled, words) in colors.chain(shapes).chain(hollow) {
             let width = 24 + style::width(&words, LABEL);
             if x + width > WIDTH - 20 && x > 52 {
                 (x, y) = (52, y + 40);
             }
-            self.mark(canvas, series, (x, y), filled)?;
+            shape(canvas, pass, color, (x, y), filled)?;
             canvas.draw_text(&words, &label, (x + 24, y))?;
             x += width + 48;
         }
@@ -291,15 +286,15 @@ impl<'a> Plot<'a> {
 
     /// Lines at parts of the roof.
     fn parts(&self, canvas: &Canvas<'_>) -> Result<(), DrawError> {
-        let note = style::text(SMALL - 2, FAINT, HPos::Left, VPos::Top);
+        let note = style::text(SMALL - 2, FAINT, HPos::Right, VPos::Bottom);
         for part in PARTS {
             let line = self.line(part * self.roof.copy_gb_s, part * self.roof.top_tflop_s());
             if self.y.low > part * self.roof.top_tflop_s() {
                 continue;
             }
-            let place = along(&line, 0.35);
+            let end = line[2];
             canvas.draw(&DashedPathElement::new(line, 5, 9, FRAME.stroke_width(2)))?;
-            canvas.draw_text(&format!("{:.0} % of the roof", 100.0 * part), &note, (place.0 + 16, place.1 + 4))?;
+            canvas.draw_text(&format!("{:.0} % of the roof", 100.0 * part), &note, (end.0 - 8, end.1 - 4))?;
         }
         Ok(())
     }
@@ -363,37 +358,33 @@ impl<'a> Plot<'a> {
         let at = |intensity: f64, rate: f64| (self.x.at(intensity), self.y.at(rate));
         for point in self.points {
             if let Some((_, rate)) = &point.peer {
-                self.mark(canvas, &point.series(), at(point.flop_per_byte, *rate), false)?;
+                shape(canvas, &point.pass, self.color(&point.kernel), at(point.flop_per_byte, *rate), false)?;
             }
         }
         for point in self.points {
-            self.mark(canvas, &point.series(), at(point.flop_per_byte, point.tflop_s), true)?;
+            shape(canvas, &point.pass, self.color(&point.kernel), at(point.flop_per_byte, point.tflop_s), true)?;
         }
         Ok(())
     }
 
-    /// A circle for a forward pass, a triangle for a backward pass, a square for others; a colour for each kernel.
-    fn mark(&self, canvas: &Canvas<'_>, series: &Series, (x, y): (i32, i32), filled: bool) -> Result<(), DrawError> {
-        const COLORS: [RGBColor; 5] = [
-            ACCENT,
-            RGBColor(0xd5, 0x5e, 0x00),
-            RGBColor(0x00, 0x9e, 0x73),
-            RGBColor(0xcc, 0x79, 0xa7),
-            RGBColor(0xe6, 0x9f, 0x00),
-        ];
-        let kernels = distinct(self.series.iter().map(|series| series.kernel.as_str()));
-        let color = COLORS[kernels.iter().position(|kernel| *kernel == series.kernel).unwrap_or(0) % COLORS.len()];
-        let outline = match series.pass.as_str() {
-            "fwd" => {
-                canvas.draw(&Circle::new((x, y), 11, if filled { color.filled() } else { WHITE.filled() }))?;
-                return canvas.draw(&Circle::new((x, y), 11, if filled { WHITE } else { color }.stroke_width(3)));
-            }
-            "bwd" => vec![(x, y - 13), (x + 13, y + 10), (x - 13, y + 10), (x, y - 13)],
-            _ => vec![(x - 10, y - 10), (x + 10, y - 10), (x + 10, y + 10), (x - 10, y + 10), (x - 10, y - 10)],
-        };
-        canvas.draw(&Polygon::new(outline.clone(), if filled { color.filled() } else { WHITE.filled() }))?;
-        canvas.draw(&PathElement::new(outline, if filled { WHITE } else { color }.stroke_width(3)))
+    /// A colour for each kernel, as long as there are some.
+    fn color(&self, kernel: &str) -> RGBColor {
+        COLORS[self.kernels.iter().position(|known| known == kernel).unwrap_or(0) % COLORS.len()]
     }
+}
+
+/// A circle for a forward pass, a triangle for a backward pass, a square for others.
+fn shape(canvas: &Canvas<'_>, pass: &str, color: RGBColor, (x, y): (i32, i32), filled: bool) -> Result<(), DrawError> {
+    let outline = match pass {
+        "fwd" => {
+            canvas.draw(&Circle::new((x, y), 11, if filled { color.filled() } else { WHITE.filled() }))?;
+            return canvas.draw(&Circle::new((x, y), 11, if filled { WHITE } else { color }.stroke_width(3)));
+        }
+        "bwd" => vec![(x, y - 13), (x + 13, y + 10), (x - 13, y + 10), (x, y - 13)],
+        _ => vec![(x - 10, y - 10), (x + 10, y - 10), (x + 10, y + 10), (x - 10, y + 10), (x - 10, y - 10)],
+    };
+    canvas.draw(&Polygon::new(outline.clone(), if filled { color.filled() } else { WHITE.filled() }))?;
+    canvas.draw(&PathElement::new(outline, if filled { WHITE } else { color }.stroke_width(3)))
 }
 
 /// The point of the first stretch of `line` at this part of its way.

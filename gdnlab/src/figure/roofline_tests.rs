@@ -29,8 +29,10 @@ fn every_recorded_kernel_of_a_machine_is_a_point_below_its_roof() {
     assert!(points.len() >= 18 && peers > 0, "{} points, {peers} peers", points.len());
     let svg = figure.svg();
     let shapes = svg.matches("<circle").count() / 2 + svg.matches("<polygon").count();
-    let series = distinct(points.iter().map(Point::series)).len();
-    assert_eq!(shapes, points.len() + peers + series + 1, "marks, and those of the legend");
+    let kernels = distinct(points.iter().map(|point| point.kernel.as_str()));
+    let passes = distinct(points.iter().map(|point| point.pass.as_str())).len();
+    assert_eq!(shapes, points.len() + peers + kernels.len() + passes + 1, "marks, and those of the legend");
+    assert!(!kernels.iter().any(|kernel| ["fla", "flash_qla", "flashinfer"].contains(kernel)), "{kernels:?}");
     for words in [
         "bf16 840 TFLOP/s, 85 %",
         "copy 4200 GB/s",
