@@ -1,8 +1,10 @@
 //! The roofline of a machine, and every timed kernel below it.
 
 use super::axis::{self, Log};
+use super::chart::COLORS;
 use super::panel::three_digits;
-use super::style::{self, ACCENT, FAINT, FRAME, GRID, INK, LABEL, SMALL, TITLE};
+use super::speed::PASSES;
+use super::style::{self, FAINT, FRAME, GRID, INK, LABEL, SMALL, TITLE};
 use super::{Canvas, DrawError, Figure};
 use crate::bench::roofline::{COPY_BANDWIDTH, DataSheet, Products};
 use crate::table::Mode;
@@ -22,17 +24,7 @@ const TOP: i32 = 200;
 const BOTTOM: i32 = 1060;
 /// Distance of labels at the right edge.
 const LINE: i32 = 30;
-/// Of kernels, and what passes have that are neither forward nor backward.
-const COLORS: [RGBColor; 8] = [
-    ACCENT,
-    RGBColor(0xd5, 0x5e, 0x00),
-    RGBColor(0x00, 0x9e, 0x73),
-    RGBColor(0xcc, 0x79, 0xa7),
-    RGBColor(0xe6, 0x9f, 0x00),
-    RGBColor(0x56, 0xb4, 0xe9),
-    RGBColor(0x66, 0x33, 0x99),
-    RGBColor(0x55, 0x55, 0x55),
-];
+/// What is neither a forward nor a backward pass, such as a colour of the legend.
 const OTHER: &str = "";
 /// Parts of the roof that are drawn as lines below it.
 const PARTS: [f64; 3] = [0.5, 0.2, 0.1];
@@ -232,11 +224,8 @@ impl<'a> Plot<'a> {
         canvas.draw_text(&self.title(), &style::bold(TITLE, INK, HPos::Left, VPos::Center), (40, 44))?;
         let peers = distinct(self.points.iter().filter_map(|point| point.peer.as_ref().map(|peer| peer.0.as_str())));
         let colors = self.kernels.iter().map(|kernel| (OTHER, self.color(kernel), true, kernel.clone()));
-        let words = |pass: &str| match pass {
-            "fwd" => "forward".to_owned(),
-            "bwd" => "backward".to_owned(),
-            other => other.to_owned(),
-        };
+        let words =
+            |pass: &str| PASSES.iter().find(|(name, _)| *name == pass).map_or(pass, |(_, words)| words).to_owned();
         let passes = distinct(self.points.iter().map(|point| point.pass.as_str()));
         let shapes = passes.into_iter().map(|pass| (pass, FAINT, true, words(pass)));
         let hollow = (!peers.is_empty())

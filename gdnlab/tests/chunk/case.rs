@@ -154,6 +154,15 @@ pub fn run(setup: Setup, inputs: &Inputs) -> Results {
     run_plan(&mut plan)
 }
 
+/// The forward alone.
+pub fn run_forward(setup: Setup, inputs: &Inputs) -> Results {
+    let mut plan = Plan::new(crate::gpu(), setup).unwrap();
+    plan.upload_inputs(inputs).unwrap();
+    plan.fill_outputs_with_nan().unwrap();
+    plan.forward().unwrap();
+    plan.results(false).unwrap()
+}
+
 /// Forward and backward by a plan whose inputs are there.
 pub fn run_plan(plan: &mut Plan) -> Results {
     plan.fill_outputs_with_nan().unwrap();

@@ -1,6 +1,6 @@
 //! What must agree to the bit: two runs, a sequence alone and packed, both layouts of states, a recorded graph.
 
-use crate::case::{AWKWARD, Case, LAYOUTS, LONG, Precision, run, run_plan};
+use crate::case::{AWKWARD, Case, LAYOUTS, LONG, Precision, run, run_forward, run_plan};
 use gdnlab::cuda::chunk::{Options, Plan, Setup};
 use gdnlab::inputs::Regime;
 use gdnlab::problem::{Inputs, Results};
@@ -124,11 +124,7 @@ fn a_sequence_gives_the_same_bits_alone_and_packed() {
 fn a_sweep_in_parts_gives_the_bits_of_one_launch() {
     let forward = |case: &Case, inputs: &Inputs| {
         let Precision { mode, input, .. } = case.precision;
-        let mut plan = Plan::new(crate::gpu(), Setup::of_inputs(inputs, mode, input, false).unwrap()).unwrap();
-        plan.upload_inputs(inputs).unwrap();
-        plan.fill_outputs_with_nan().unwrap();
-        plan.forward().unwrap();
-        plan.results(false).unwrap()
+        run_forward(Setup::of_inputs(inputs, mode, input, false).unwrap(), inputs)
     };
     for (precision, dims) in Precision::presets().into_iter().zip([(64, 64), (64, 64), (128, 128)]) {
         for regime in [Regime::LongMemory, Regime::FastDecay] {

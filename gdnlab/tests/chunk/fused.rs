@@ -1,17 +1,17 @@
 //! The forward in one sweep, which runs on Hopper alone: elsewhere these tests say so and do nothing else.
 
-use crate::case::{AWKWARD, Case, LAYOUTS, Precision};
+use crate::case::{AWKWARD, Case, LAYOUTS, Precision, run_forward};
 use crate::exact::{differing, part, sequence};
 use crate::expect_none;
 use gdnlab::cuda::Gpu;
-use gdnlab::cuda::chunk::{Chunk, Options, Plan, Setup};
+use gdnlab::cuda::chunk::{Chunk, Options, Setup};
 use gdnlab::inputs::Regime;
 use gdnlab::kernel::Kernel;
-use gdnlab::problem::{Inputs, Results};
+use gdnlab::problem::Inputs;
 use gdnlab::reference::Reference;
 
-/// The GPU, where it is a Hopper.
-fn hopper() -> Option<&'static Gpu> {
+/// Whether the GPU is a Hopper.
+fn is_hopper() -> bool {
     let gpu = Gpu::shared().unwrap();
     let found = gpu.capability == (9, 0);
     if !found {
@@ -20,7 +20,7 @@ fn hopper() -> Option<&'static Gpu> {
         let error = Chunk::fused().forward(&case.inputs()).unwrap_err().to_string();
         assert!(error.contains("9.0"), "{error}");
     }
-    found.then_some(gpu)
+    found
 }
 
 fn case(dims: (usize, usize), heads: (usize, usize), lengths: &[usize], regime: Regime) -> Case {
@@ -35,14 +35,6 @@ fn case(dims: (usize, usize), heads: (usize, usize), lengths: &[usize], regime: 
 fn setup(inputs: &Inputs, options: impl Fn(Options) -> Options) -> Setup {
     let plain = Setup::of_inputs(inputs, Chunk::fused().operands(), Chunk::fused().input_format(), false).unwrap();
     Setup { options: options(Options { fused: true, ..plain.options }), ..plain }
-}
-
-fn run(gpu: &'static Gpu, setup: Setup, inputs: &Inputs) -> Results {
-    let mut plan = Plan::new(gpu, setup).unwrap();
-    plan.upload_inputs(inputs).unwrap();
-    plan.fill_outputs_with_nan().unwrap();
-    plan.forward().unwrap();
-    plan.results(false).unwrap()
 }
 
 /// Blocks of one and of two consumers, cut and uncut sequences, empty ones, lengths that are no multiples of a chunk.
@@ -62,11 +54,13 @@ fn cases() -> Vec<Case> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_fused_forward_is_within_tolerance() {
-    let Some(gpu) = hopper() else { return };
+    if !is_hopper() {
+        return;
+    }
     let mut complaints = Vec::new();
     for case in cases() {
         let inputs = Inputs { d_o: None, d_final_state: None, ..case.inputs() };
-        let got = run(gpu, setup(&inputs, |options| options), &inputs);
+        let got = run_forward(setup(&inputs, |options| options), &inputs);
         complaints.extend(case.judge(&inputs, &got, &Reference.forward(&inputs).unwrap(), "fused"));
     }
     expect_none(&complaints);
@@ -75,17 +69,19 @@ fn the_fused_forward_is_within_tolerance() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_fused_forward_gives_the_same_bits_again_packed_and_for_both_layouts_of_states() {
-    let Some(gpu) = hopper() else { return };
+    if !is_hopper() {
+        return;
+    }
     for case in cases().into_iter().take(6) {
         let inputs = Inputs { d_o: None, d_final_state: None, ..case.inputs() };
-        let together = run(gpu, setup(&inputs, |options| options), &inputs);
+        let together = run_forward(setup(&inputs, |options| options), &inputs);
         for layout in LAYOUTS {
-            let again = run(gpu, setup(&inputs, |options| Options { state_layout: layout, ..options }), &inputs);
+            let again = run_forward(setup(&inputs, |options| Options { state_layout: layout, ..options }), &inputs);
             assert_eq!(differing(&together, &again), [""; 0], "{case} {layout:?}");
         }
         for (n, tokens) in inputs.sequence_ranges().into_iter().enumerate() {
             let alone = sequence(&inputs, n, tokens.clone());
-            let alone = run(gpu, setup(&alone, |options| options), &alone);
+            let alone = run_forward(setup(&alone, |options| options), &alone);
             assert_eq!(differing(&alone, &part(&together, n, tokens)), [""; 0], "{case}, sequence {n}");
         }
         println!("{case} agrees");

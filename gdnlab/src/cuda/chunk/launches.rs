@@ -161,10 +161,11 @@ impl Launches {
         let of_forward = |name, columns, queries| {
             let kernel = forward.function(name)?;
             Ok::<_, Error>(match hopper {
-                Some(hopper) if name == "chunk_states" => {
-                    Step::Sweep(kernel, in_pairs(hopper.grid(segments, columns, true)?))
+                Some(hopper) => {
+                    let keeps = name == "chunk_states";
+                    let grid = hopper.grid(segments, columns, keeps)?;
+                    Step::Sweep(kernel, if keeps { in_pairs(grid) } else { grid })
                 }
-                Some(hopper) => Step::Sweep(kernel, hopper.grid(segments, columns, false)?),
                 None => {
                     let blocks = [config.blocks_of(columns), shape.value_heads, segments];
                     Step::Chunk(kernel, grid(blocks, config.sweep_threads(), config.sweep_bytes(queries))?)

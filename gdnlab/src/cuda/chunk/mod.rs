@@ -21,6 +21,8 @@
 //! Forward: the first two. Backward: all but the second; it computes the states again rather than keeping them. A long
 //! sequence of a model with few heads is cut into segments that run side by side ([`config::Variant::segments`]).
 //!
+//! On Hopper a few long sequences that leave multiprocessors idle are taken in parts: one is swept while the next is prepared.
+//!
 //! Two runs give the same bits, and so does a sequence whatever it is packed with: no sum is taken with atomics, and what
 //! decides on the order of a sum follows from the mode, the head dimensions and the number of value heads ([`config`]).
 

@@ -119,9 +119,8 @@ impl Passes {
         let card = Card::from(gpu);
         let (config, table) = specialise(&setup, &card)?;
         let fused = setup.options.fused.then(|| Fused::new(&setup, table.segments(), config.cut, &card));
-        let sweep = |of| if fused.is_some() { None } else { HopperSweep::on(gpu, &config, None, &table, of) };
-        let hopper = sweep(Pass::of(&setup));
-        let ends = if config.cut { sweep(Pass::Ends) } else { None };
+        let hopper = sweep_on(gpu, &setup, &config, &table, Pass::of(&setup));
+        let ends = if config.cut { sweep_on(gpu, &setup, &config, &table, Pass::Ends) } else { None };
         let launches = match &fused {
             Some(fused) => Launches::fused(gpu, &config, &setup, &table, fused)?,
             None => Launches::new(gpu, &config, &setup, &table, hopper.as_ref(), ends.as_ref())?,
@@ -162,8 +161,7 @@ impl Passes {
         setup.validate()?;
         let (config, table) = specialise(setup, &Card::from(gpu))?;
         let workspace = Workspace::bytes_for(&config, &setup.shape, extent(setup, &table))?;
-        let sweep =
-            if setup.options.fused { None } else { HopperSweep::on(gpu, &config, None, &table, Pass::of(setup)) };
+        let sweep = sweep_on(gpu, setup, &config, &table, Pass::of(setup));
         let relay = parts_of(gpu, setup, &table, sweep.as_ref())?.map_or(0, |parts| parts.bytes(&setup.shape));
         Ok(workspace + partial_elements(setup) * size_of::<f64>() + table.bytes() + relay)
     }
@@ -388,6 +386,11 @@ fn specialise(setup: &Setup, card: &Card) -> Result<(Config, ChunkTable)> {
     let table = ChunkTable::cut(&setup.sequences, variant.chunk(), |chunks| Fused::segments(&variant, chunks))?;
     let work = Work { heads: table.segments() * variant.value_heads, cut: table.is_cut() };
     Ok((Config::new(variant, work, card)?, table))
+}
+
+/// The sweep for Hopper, where it is that.
+fn sweep_on(gpu: &Gpu, setup: &Setup, config: &Config, table: &ChunkTable, of: Pass) -> Option<HopperSweep> {
+    if setup.options.fused { None } else { HopperSweep::on(gpu, config, None, table, of) }
 }
 
 /// How sequences are taken apart, where the sweep begins before all is prepared.
